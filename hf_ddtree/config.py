@@ -1,0 +1,163 @@
+"""The tree options of `generate`, and what a request must look like to be decoded with a tree."""
+
+from dataclasses import dataclass
+
+from transformers import GenerationConfig
+from transformers.generation import GenerationMode
+
+from .attention import SUPPORTED_ATTENTION, SUPPORTED_LAYER_TYPES
+from .cache import check_cache
+
+TREE_OPTIONS = ("tree_budget", "tree_sampling", "tree_trace", "tree_timing")
+TREE_SAMPLING = ("target",)
+CACHE_IMPLEMENTATIONS = (None, "dynamic", "offloaded")
+
+
+@dataclass(frozen=True)
+class TreeConfig:
+    """The tree options of one `generate` call.
+
+    Args:
+        tree_budget: drafted nodes per round, root excluded; at least 1.
+        tree_sampling: how a token is chosen under `do_sample=True`. "target" draws from the target's distribution and
+            keeps a drafted token if it was drawn.
+        tree_trace: keep each round's tree and path in the output's `rounds`.
+        tree_timing: keep each round's seconds per stage, at the price of waiting for the device between stages.
+
+    Raises:
+        ValueError: naming the option that is wrong.
+    """
+
+    tree_budget: int
+    tree_sampling: str = "target"
+    tree_trace: bool = False
+    tree_timing: bool = False
+
+    def __post_init__(self):
+        if isinstance(self.tree_budget, bool) or not isinstance(self.tree_budget, int) or self.tree_budget < 1:
+            raise ValueError(
+                f"tree_budget={self.tree_budget!r}: it is the number of drafted nodes per round and must be an int of "
+                "at least 1. Leave it out for plain generation."
+            )
+        if self.tree_sampling not in TREE_SAMPLING:
+            raise ValueError(f"tree_sampling={self.tree_sampling!r} is unknown; choose one of {TREE_SAMPLING}.")
+        for name in ("tree_trace", "tree_timing"):
+            if not isinstance(getattr(self, name), bool):
+                raise ValueError(f"{name}={getattr(self, name)!r} must be True or False.")
+
+    @classmethod
+    def from_options(cls, options: dict) -> "TreeConfig | None":
+        """The config of the options that are not None, or None if there are none: a plain request."""
+        options = {name: value for name, value in options.items() if value is not None}
+        if not options:
+            return None
+        if "tree_budget" not in options:
+            raise ValueError(f"{sorted(options)} need tree_budget, the number of drafted nodes per round.")
+        return cls(**options)
+
+
+def check_model(model) -> None:
+    """Raise a ValueError if tree decoding does not work for the kind of model, naming what is in the way."""
+    config = model.config
+    text_config = config.get_text_config(decoder=True)
+    name = type(model).__name__
+    if config.is_encoder_decoder:
+        raise ValueError(f"model: {name} is an encoder-decoder; tree decoding is for decoder-only causal LMs.")
+    if getattr(text_config, "attention_chunk_size", None) is not None:
+        raise ValueError(f"model: {name} has chunked attention, which tree decoding does not support.")
+    unknown = set(getattr(text_config, "layer_types", None) or ()) - set(SUPPORTED_LAYER_TYPES)
+    if unknown or model._is_stateful:
+        kind = f"layers of type {sorted(unknown)}" if unknown else "a recurrent state"
+        raise ValueError(
+            f"model: {name} has {kind}, where sibling branches would mix. Tree decoding supports "
+            f"{list(SUPPORTED_LAYER_TYPES)}; call generate without `tree_budget`."
+        )
+    implementation = text_config._attn_implementation
+    if implementation not in SUPPORTED_ATTENTION:
+        raise ValueError(
+            f"attn_implementation={implementation!r} takes no tree mask; call "
+            f"model.set_attn_implementation('sdpa') (supported: {list(SUPPORTED_ATTENTION)})."
+        )
+
+
+def check_request(mode: GenerationMode, generation_config: GenerationConfig, mode_kwargs: dict) -> None:
+    """Raise a ValueError for any `generate` argument that does not go together with `tree_budget`.
+
+    Args:
+        mode: what native `generate` would do; tree decoding extends assisted generation.
+        generation_config: the resolved settings.
+        mode_kwargs: `assistant_model`, `streamer`, `tokenizer`, ... as `generate` collected them.
+    """
+    settings = generation_config
+    conflicts = {
+        "num_beams": (settings.num_beams or 1) > 1,
+        "num_return_sequences": (settings.num_return_sequences or 1) > 1,
+        "use_cache": settings.use_cache is False,
+        "cache_implementation": settings.cache_implementation not in CACHE_IMPLEMENTATIONS,
+        "output_attentions": bool(settings.output_attentions),
+        "output_hidden_states": settings.output_hidden_states not in (None, False, True),
+        "use_mtp": bool(settings.use_mtp),
+        "assistant_early_exit": settings.assistant_early_exit is not None,
+        "assistant_ensemble_weight": settings.assistant_ensemble_weight is not None,
+        "synced_gpus": bool(mode_kwargs.get("synced_gpus")),
+    }
+    advice = {
+        "num_return_sequences": "call generate once per sequence",
+        "use_cache": "leave it at True",
+        "cache_implementation": "use the default dynamic cache",
+        "output_hidden_states": "pass True or False",
+        "assistant_ensemble_weight": "leave it out: it would change the target's distribution",
+    }
+    for name, conflicting in conflicts.items():
+        if conflicting:
+            value = getattr(settings, name, True)
+            way_out = advice.get(name, "drop it, or drop tree_budget")
+            raise ValueError(f"{name}={value!r} does not work with tree_budget: {way_out}.")
+    if mode != GenerationMode.ASSISTED_GENERATION:
+        raise ValueError(f"tree_budget decodes greedily or by sampling, but the settings ask for {mode.value!r}.")
+    if mode_kwargs.get("assistant_tokenizer") is not None:
+        raise ValueError("assistant_tokenizer: tree decoding needs a drafter with the target's own vocabulary; drop it.")
+
+
+def check_inputs(model, input_ids, generation_config: GenerationConfig, model_kwargs: dict) -> None:
+    """Raise a ValueError, before anything runs, for inputs that tree decoding cannot take.
+
+    Args:
+        input_ids: `[B, S]` int64.
+        model_kwargs: the keyword arguments `generate` prepared for the forward.
+    """
+    if input_ids.shape[0] != 1:
+        raise ValueError(f"input_ids: a batch of {input_ids.shape[0]}; tree decoding takes one sequence per call.")
+    position_ids, cache = model_kwargs.get("position_ids"), model_kwargs.get("cache")
+    if position_ids is None or position_ids.dim() != 2:
+        raise ValueError(
+            f"model: {type(model).__name__} does not take position_ids of shape [batch, tokens], so the nodes of a tree "
+            "cannot be placed; call generate without tree_budget."
+        )
+    if cache is None:
+        raise ValueError(f"model: {type(model).__name__} has no key/value cache; call generate without tree_budget.")
+    check_cache(cache)
+    prompt_length = position_ids.shape[1]
+    check_rope(model, prompt_length, prompt_length + generation_config.max_length - input_ids.shape[1])
+
+
+def check_rope(model, length: int, max_length: int) -> None:
+    """Raise a ValueError if RoPE frequencies would change within the request.
+
+    Length-dependent frequencies are computed from the longest position in the forward, so a deep node would change
+    them for every other node.
+    """
+    text_config = model.config.get_text_config(decoder=True)
+    parameters = getattr(text_config, "rope_parameters", None) or {}
+    nested = [value for value in parameters.values() if isinstance(value, dict)]
+    for rope in nested or [parameters]:
+        original = rope.get("original_max_position_embeddings") or text_config.max_position_embeddings
+        rope_type = rope.get("rope_type")
+        crosses = (rope_type == "longrope" and length <= original < max_length) or (
+            rope_type == "dynamic" and max_length > original
+        )
+        if crosses:
+            raise ValueError(
+                f"max_length={max_length} crosses {original} tokens, where this model's {rope_type!r} RoPE changes its "
+                f"frequencies; keep prompt and max_new_tokens within {original}, or drop tree_budget."
+            )

@@ -1,0 +1,56 @@
+"""Drafters: loading them, and turning what the user passed as `assistant_model` into a tree candidate generator."""
+
+from transformers import MuseGlimmerAssistantModel, PreTrainedModel
+from transformers.generation import GenerationConfig
+
+from .assistant import AssistantTreeGenerator
+from .base import TreeCandidateGenerator
+from .dflash import DFlashConfig, DFlashDraftModel, DFlashTreeGenerator
+from .load import load_drafter
+from .prompt_lookup import PromptLookupTreeGenerator
+
+__all__ = [
+    "AssistantTreeGenerator",
+    "DFlashConfig",
+    "DFlashDraftModel",
+    "DFlashTreeGenerator",
+    "PromptLookupTreeGenerator",
+    "TreeCandidateGenerator",
+    "load_drafter",
+    "tree_candidate_generator",
+]
+
+
+def tree_candidate_generator(
+    assistant_model: PreTrainedModel | TreeCandidateGenerator | None, target: PreTrainedModel, generation_config: GenerationConfig
+) -> TreeCandidateGenerator:
+    """The candidate generator for one `generate` call.
+
+    Args:
+        assistant_model: a DFlash drafter, a causal LM with the target's vocabulary, None for prompt look-up, or a fresh
+            candidate generator of one's own.
+        target: the model that generates.
+        generation_config: the request's settings.
+
+    Raises:
+        ValueError: if the drafter does not fit the target.
+    """
+    if assistant_model is None:
+        return PromptLookupTreeGenerator(generation_config)
+    if isinstance(assistant_model, TreeCandidateGenerator):
+        return assistant_model
+    if isinstance(assistant_model, (DFlashDraftModel, MuseGlimmerAssistantModel)):
+        return DFlashTreeGenerator(assistant_model, target, generation_config)
+    if not isinstance(assistant_model, PreTrainedModel) or not assistant_model.can_generate():
+        raise ValueError(
+            f"assistant_model: a {type(assistant_model).__name__} is no drafter. Pass what hf_ddtree.load_drafter "
+            "returns, a causal LM with the target's vocabulary, or None for prompt look-up."
+        )
+    vocab_size = target.config.get_text_config(decoder=True).vocab_size
+    drafter_vocab_size = assistant_model.config.get_text_config(decoder=True).vocab_size
+    if drafter_vocab_size != vocab_size:
+        raise ValueError(
+            f"assistant_model: its vocabulary has {drafter_vocab_size} tokens, the target's {vocab_size}. A drafter "
+            "needs the target's own vocabulary; pick one of the same family, or None for prompt look-up."
+        )
+    return AssistantTreeGenerator(assistant_model, generation_config)

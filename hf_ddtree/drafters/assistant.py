@@ -1,0 +1,151 @@
+"""Drafting with a small causal language model that shares the target's vocabulary."""
+
+import torch
+from transformers import DynamicCache, PreTrainedModel
+from transformers.generation import GenerationConfig
+
+from ..attention import tree_attention_mask
+from ..cache import commit_path
+from ..tree import DraftTree
+from .base import TreeCandidateGenerator, draft_temperature
+
+
+class AssistantTreeGenerator(TreeCandidateGenerator):
+    """Grows the tree level by level: q is conditional on the path, so each level costs one forward of the drafter.
+
+    After each level the best `tree_budget` nodes by path probability stay. Growth ends when no new node is among them,
+    at `num_assistant_tokens` levels, or when the drafter itself finds it unlikely that the walk gets that far: when the
+    path probabilities of a level sum to less than `assistant_confidence_threshold`. Both settings are the drafter's own
+    generation_config, as in native assisted generation.
+
+    Args:
+        assistant: the drafter.
+        generation_config: the request's settings.
+    """
+
+    def __init__(self, assistant: PreTrainedModel, generation_config: GenerationConfig):
+        defaults = assistant.generation_config._get_default_generation_params()
+        own = assistant.generation_config
+        self.assistant = assistant
+        self.temperature = draft_temperature(generation_config)
+        self.depth = own.num_assistant_tokens or defaults["num_assistant_tokens"]
+        threshold = own.assistant_confidence_threshold
+        self.confidence = defaults["assistant_confidence_threshold"] if threshold is None else threshold
+        # full layers, windows by mask: a sliding layer would count the rows of a tree as if they were a sequence
+        self.cache = DynamicCache()
+        self.committed = 0  # tokens of the sequence in the cache
+        self.row_of = {}  # tree node -> row among the nodes evaluated this round
+
+    def get_candidates(self, input_ids, tree_budget, max_depth):
+        root_log_probs = self._extend(input_ids[:, self.committed :])
+        self.committed = input_ids.shape[1]
+        growth = _Growth(int(input_ids[0, -1]), tree_budget)
+        growth.expand([0], root_log_probs)
+        for _ in range(1, min(self.depth, max_depth)):
+            frontier = growth.frontier()
+            if not frontier or growth.probability(frontier) < self.confidence:
+                break
+            growth.expand(frontier, self._evaluate(growth, frontier))
+        tree, self.row_of = growth.finish()
+        self.evaluated = len(growth.evaluated)
+        return tree
+
+    def commit_path(self, path, hidden_states):
+        # only the upper part of the path was evaluated; the rest runs with the next root
+        rows = [self.row_of[node] for node in path if node in self.row_of]
+        commit_path(self.cache, rows, self.evaluated)
+        self.committed += len(rows)
+
+    def _extend(self, tokens: torch.Tensor) -> torch.Tensor:
+        positions = torch.arange(self.committed, self.committed + tokens.shape[1])[None]
+        return self._forward(tokens, positions, attention_mask=None, logits_to_keep=1)
+
+    def _evaluate(self, growth: "_Growth", frontier: list[int]) -> torch.Tensor:
+        growth.evaluated += frontier
+        ancestors = [growth.path(node) for node in frontier]
+        visible = torch.tensor([[row in path for row in growth.evaluated] for path in ancestors])
+        depths = torch.tensor([growth.depths[node] for node in growth.evaluated])
+        query_depths = depths[-len(frontier) :]
+        mask = tree_attention_mask(
+            self.assistant.config.get_text_config(decoder=True),
+            self.cache,
+            query_depths - 1,  # the root is committed here, so a node at depth 1 follows the last cached token
+            depths - 1,
+            visible,
+            padding_mask=None,
+            dtype=self.assistant.dtype,
+            device=self.assistant.device,
+        )
+        tokens = torch.tensor([[growth.token_ids[node] for node in frontier]])
+        positions = (self.committed - 1 + query_depths)[None]
+        return self._forward(tokens, positions, mask, logits_to_keep=len(frontier))
+
+    def _forward(self, tokens, positions, attention_mask, logits_to_keep) -> torch.Tensor:
+        device = self.assistant.device
+        keep = {"logits_to_keep": logits_to_keep} if self.assistant._supports_logits_to_keep() else {}
+        outputs = self.assistant(
+            input_ids=tokens.to(device),
+            position_ids=positions.to(device),
+            attention_mask=attention_mask,
+            cache=self.cache,
+            use_cache=True,
+            **keep,
+        )
+        logits = outputs.logits[0, -logits_to_keep:].float()
+        return (logits / self.temperature).log_softmax(dim=-1)
+
+
+class _Growth:
+    """The candidate nodes of a tree that grows level by level, and which of them are among the best so far."""
+
+    def __init__(self, root_token_id: int, tree_budget: int):
+        self.budget = tree_budget
+        self.token_ids, self.parents, self.depths, self.log_probs = [root_token_id], [-1], [0], [0.0]
+        self.kept: list[int] = []
+        self.evaluated: list[int] = []  # nodes with a row in the drafter's cache, in order
+
+    def expand(self, nodes: list[int], log_probs: torch.Tensor) -> None:
+        """Add the best children of `nodes`, `log_probs` `[n, V]`, and keep the best `budget` nodes of all."""
+        vocab_size = log_probs.shape[1]
+        path_log_probs = torch.tensor([self.log_probs[node] for node in nodes], device=log_probs.device)
+        scores = (log_probs + path_log_probs[:, None]).flatten()
+        best, index = scores.topk(min(self.budget, len(scores)))
+        new = []
+        for score, flat in zip(best.tolist(), index.tolist()):
+            if score == float("-inf"):
+                break
+            parent = nodes[flat // vocab_size]
+            new.append(len(self.token_ids))
+            self.token_ids.append(flat % vocab_size)
+            self.parents.append(parent)
+            self.depths.append(self.depths[parent] + 1)
+            self.log_probs.append(score)
+        self.fresh = new
+        # a stable sort: a parent is at least as probable as its children and precedes them, so none loses its parent
+        self.kept = sorted(self.kept + new, key=lambda node: -self.log_probs[node])[: self.budget]
+
+    def frontier(self) -> list[int]:
+        """The nodes of the newest level that are still kept."""
+        kept = set(self.kept)
+        return [node for node in self.fresh if node in kept]
+
+    def probability(self, nodes: list[int]) -> float:
+        """The drafter's probability that the walk reaches one of `nodes`."""
+        return float(torch.tensor([self.log_probs[node] for node in nodes]).exp().sum())
+
+    def path(self, node: int) -> set[int]:
+        """The node and its ancestors below the root."""
+        path = set()
+        while node > 0:
+            path.add(node)
+            node = self.parents[node]
+        return path
+
+    def finish(self) -> tuple[DraftTree, dict[int, int]]:
+        """The tree of the kept nodes, and the cache row of each tree node that was evaluated."""
+        order = [0, *sorted(self.kept)]
+        index = {node: i for i, node in enumerate(order)}
+        parents = [-1, *(index[self.parents[node]] for node in order[1:])]
+        tree = DraftTree.from_lists([self.token_ids[node] for node in order], parents)
+        rows = {index[node]: row for row, node in enumerate(self.evaluated) if node in index}
+        return tree, rows

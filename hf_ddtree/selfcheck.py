@@ -1,0 +1,115 @@
+"""The check behind the promise: on first use, a model's tree forward must equal its own sequential forwards."""
+
+import copy
+from weakref import WeakKeyDictionary
+
+import torch
+from transformers import DynamicCache, PreTrainedModel
+
+from .cache import commit_path, uncommitted_rows
+from .tree import DraftTree
+from .verify import verify_tree
+
+# Siblings, cousins and a scattered path: with a wrong mask or position most nodes see what they should not.
+PARENTS = [-1, 0, 0, 0, 1, 2, 3, 5, 5]
+SCATTERED_PATH = [0, 2, 5, 8]
+# beyond this a prefix past the window would make the check slow
+LONGEST_PREFIX = 256
+# A model whose tree is right differs by rounding alone, which is measured; these are floors for that measurement.
+FLOOR = {torch.float64: 1e-6, torch.float32: 1e-4}
+LOW_PRECISION_FLOOR = 2e-2
+
+_passed: WeakKeyDictionary = WeakKeyDictionary()  # model -> the settings under which it passed
+
+
+def check_tree_attention(model: PreTrainedModel) -> None:
+    """Raise a ValueError unless a tree forward gives every node the logits of its own chain, also after a commit.
+
+    Compares, on random tokens: each node of a small tree with a causal forward over the node's path; then, after a
+    scattered path was committed, the same again on the
+    compacted cache. The prefix exceeds the model's sliding window
+    where the window is at most 256. Runs once per model, dtype and attention implementation.
+
+    Args:
+        model: the target. Must be in evaluation mode if it has dropout.
+    """
+    settings = (model.config.get_text_config(decoder=True)._attn_implementation, model.dtype)
+    if settings in _passed.setdefault(model, set()):
+        return
+    try:
+        error, rounding = _tree_error(model)
+    except torch.OutOfMemoryError:
+        raise
+    except (TypeError, KeyError, IndexError, AttributeError, RuntimeError) as failure:
+        raise ValueError(f"model: {type(model).__name__} cannot run a forward over a tree ({failure}).") from failure
+    tolerance = max(FLOOR.get(model.dtype, LOW_PRECISION_FLOOR), 10 * rounding)
+    if not error <= tolerance:
+        training = " The model is in training mode: call model.eval()." if model.training else ""
+        raise ValueError(
+            f"model: {type(model).__name__} with attn_implementation={settings[0]!r} does not support tree decoding: "
+            f"over a tree of {len(PARENTS)} nodes its logits differ from those of forwards along each path by "
+            f"{error:.2g} (relative; rounding explains {tolerance:.2g}). Call generate without tree_budget.{training}"
+        )
+    _passed[model].add(settings)
+
+
+def _tree_error(model: PreTrainedModel) -> tuple[float, float]:
+    """The relative difference of tree and path logits, and that of two ways to run the same path."""
+    config = model.config.get_text_config(decoder=True)
+    n_nodes, n_prefix = len(PARENTS), _prefix_length(config)
+    generator = torch.Generator().manual_seed(0)
+    tokens = torch.randint(config.vocab_size, (n_prefix + 2 * n_nodes,), generator=generator)
+    prefix, *trees = tokens.split([n_prefix, n_nodes, n_nodes])
+
+    cache = DynamicCache(config=config)
+    _forward(model, prefix, cache)
+    chain = copy.deepcopy(cache)  # the same tokens, added one by one
+    errors, roundings = [], []
+    with uncommitted_rows(cache) as committed:
+        for node_ids in trees:
+            logits = _tree_logits(model, DraftTree.from_lists(node_ids.tolist(), PARENTS), cache)
+            for leaf in sorted(set(range(n_nodes)) - set(PARENTS)):
+                path = _path(leaf)
+                expected = _forward(model, node_ids[path], copy.deepcopy(chain))
+                errors += _relative_rms(logits[path], expected)
+            # the scattered path ends in the last leaf
+            one_by_one = torch.cat([_forward(model, node_ids[[node]], chain) for node in SCATTERED_PATH])
+            roundings += _relative_rms(one_by_one, expected)
+            commit_path(cache, SCATTERED_PATH, n_nodes)
+            committed.length += len(SCATTERED_PATH)
+    # in low precision a MoE router can flip on rounding alone, but not at most nodes
+    reduce = max if model.dtype in FLOOR else _median
+    return reduce(errors), reduce(roundings)
+
+
+def _prefix_length(config) -> int:
+    window = getattr(config, "sliding_window", None)
+    wanted = window + 4 if window is not None and window <= LONGEST_PREFIX else 12
+    longest = getattr(config, "max_position_embeddings", None) or wanted + 2 * len(PARENTS)
+    return max(1, min(wanted, longest - 2 * len(PARENTS)))
+
+
+def _path(node: int) -> list[int]:
+    return ([] if node == 0 else _path(PARENTS[node])) + [node]
+
+
+def _forward(model, tokens: torch.Tensor, cache: DynamicCache) -> torch.Tensor:
+    """Logits `[n, V]` of a causal forward; extends the cache."""
+    positions = torch.arange(cache.get_seq_length(), cache.get_seq_length() + len(tokens))
+    tokens, positions = tokens[None].to(model.device), positions[None].to(model.device)
+    return model(input_ids=tokens, position_ids=positions, cache=cache, use_cache=True).logits[0].float()
+
+
+def _tree_logits(model, tree: DraftTree, cache: DynamicCache) -> torch.Tensor:
+    positions = torch.tensor([[cache.get_seq_length()]], device=model.device)
+    inputs = {"cache": cache, "attention_mask": None, "position_ids": positions, "use_cache": True}
+    return verify_tree(model, tree, inputs).logits[0].float()
+
+
+def _relative_rms(logits: torch.Tensor, expected: torch.Tensor) -> list[float]:
+    """Per row, the rms difference in units of the spread of the expected logits over the vocabulary."""
+    return ((logits - expected).pow(2).mean(-1).sqrt() / expected.std(-1)).tolist()
+
+
+def _median(values: list[float]) -> float:
+    return sorted(values)[len(values) // 2]
