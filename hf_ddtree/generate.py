@@ -9,7 +9,7 @@ from transformers.generation.streamers import BaseStreamer
 
 from .cache import commit_path, uncommitted_rows
 from .config import TREE_OPTIONS, TreeConfig, check_inputs, check_model, check_request
-from .drafters import tree_candidate_generator
+from .drafters import draft_tree, tree_candidate_generator
 from .drafters.prompt_lookup import DEFAULT_DEPTH
 from .output import GenerateDDTreeOutput, Recorder
 from .selfcheck import check_tree_attention
@@ -142,7 +142,7 @@ def _tree_decoding(
         while not emitter.finished:
             max_depth = generation_config.max_length - emitter.input_ids.shape[1] - 1
             with recorder.stage("draft"):
-                tree = drafter.get_candidates(emitter.input_ids[:, padding:], options.tree_budget, max_depth)
+                tree = draft_tree(drafter, emitter.input_ids[:, padding:], options.tree_budget, max_depth)
             with recorder.stage("verify"):
                 outputs = verify_tree(model, tree, model_kwargs, drafter.tapped_states)
             with recorder.stage("walk"):
@@ -150,7 +150,8 @@ def _tree_decoding(
             with recorder.stage("commit"):
                 commit_path(cache, path, len(tree))
                 committed.length += len(path)
-                drafter.commit_path(path, tap(outputs, drafter.tapped_states, rows=path))
+                if not emitter.finished:
+                    drafter.commit_path(path, tap(outputs, drafter.tapped_states, rows=path))
                 model_kwargs = model._update_model_kwargs_for_generation(outputs, model_kwargs, num_new_tokens=len(path))
             recorder.add_round(tree, path, outputs)
 

@@ -87,9 +87,11 @@ def verify_tree(model, tree: DraftTree, model_kwargs: dict, tapped_states: tuple
 
 def tap(outputs: ModelOutput, tapped_states: tuple[int, ...], rows: list[int] | slice = slice(None)) -> torch.Tensor:
     """The tapped hidden states of some rows, side by side: `[1, len(rows), taps * H]`; empty without taps."""
-    states = [outputs.hidden_states[index][:, rows] for index in tapped_states]
-    if not states:
+    if not tapped_states:
         return outputs.logits.new_empty(1, 0, 0)
+    if outputs.get("hidden_states") is None:
+        raise ValueError("assistant_model: this drafter reads hidden states, which the target does not return.")
+    states = [outputs.hidden_states[index][:, rows] for index in tapped_states]
     return torch.cat([state.to(states[0].device) for state in states], dim=-1)
 
 

@@ -4,7 +4,7 @@ from transformers import MuseGlimmerAssistantModel, PreTrainedModel
 from transformers.generation import GenerationConfig
 
 from .assistant import AssistantTreeGenerator
-from .base import TreeCandidateGenerator
+from .base import TreeCandidateGenerator, draft_tree
 from .dflash import DFlashConfig, DFlashDraftModel, DFlashTreeGenerator
 from .load import load_drafter
 from .prompt_lookup import PromptLookupTreeGenerator
@@ -16,6 +16,7 @@ __all__ = [
     "DFlashTreeGenerator",
     "PromptLookupTreeGenerator",
     "TreeCandidateGenerator",
+    "draft_tree",
     "load_drafter",
     "tree_candidate_generator",
 ]

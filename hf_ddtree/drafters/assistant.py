@@ -35,6 +35,7 @@ class AssistantTreeGenerator(TreeCandidateGenerator):
         self.cache = DynamicCache()
         self.committed = 0  # tokens of the sequence in the cache
         self.row_of = {}  # tree node -> row among the nodes evaluated this round
+        self.evaluated = 0  # the number of these rows
 
     def get_candidates(self, input_ids, tree_budget, max_depth):
         root_log_probs = self._extend(input_ids[:, self.committed :])
@@ -61,9 +62,7 @@ class AssistantTreeGenerator(TreeCandidateGenerator):
         return self._forward(tokens, positions, attention_mask=None, logits_to_keep=1)
 
     def _evaluate(self, growth: "_Growth", frontier: list[int]) -> torch.Tensor:
-        growth.evaluated += frontier
-        ancestors = [growth.path(node) for node in frontier]
-        visible = torch.tensor([[row in path for row in growth.evaluated] for path in ancestors])
+        visible = growth.evaluate(frontier)
         depths = torch.tensor([growth.depths[node] for node in growth.evaluated])
         query_depths = depths[-len(frontier) :]
         mask = tree_attention_mask(
@@ -102,7 +101,9 @@ class _Growth:
         self.budget = tree_budget
         self.token_ids, self.parents, self.depths, self.log_probs = [root_token_id], [-1], [0], [0.0]
         self.kept: list[int] = []
+        self.newest: list[int] = []
         self.evaluated: list[int] = []  # nodes with a row in the drafter's cache, in order
+        self.visible = torch.zeros(0, 0, dtype=torch.bool)  # [evaluated, evaluated], the ancestor relation
 
     def expand(self, nodes: list[int], log_probs: torch.Tensor) -> None:
         """Add the best children of `nodes`, `log_probs` `[n, V]`, and keep the best `budget` nodes of all."""
@@ -120,26 +121,30 @@ class _Growth:
             self.parents.append(parent)
             self.depths.append(self.depths[parent] + 1)
             self.log_probs.append(score)
-        self.fresh = new
+        self.newest = new
         # a stable sort: a parent is at least as probable as its children and precedes them, so none loses its parent
         self.kept = sorted(self.kept + new, key=lambda node: -self.log_probs[node])[: self.budget]
 
     def frontier(self) -> list[int]:
         """The nodes of the newest level that are still kept."""
         kept = set(self.kept)
-        return [node for node in self.fresh if node in kept]
+        return [node for node in self.newest if node in kept]
 
     def probability(self, nodes: list[int]) -> float:
         """The drafter's probability that the walk reaches one of `nodes`."""
         return float(torch.tensor([self.log_probs[node] for node in nodes]).exp().sum())
 
-    def path(self, node: int) -> set[int]:
-        """The node and its ancestors below the root."""
-        path = set()
-        while node > 0:
-            path.add(node)
-            node = self.parents[node]
-        return path
+    def evaluate(self, frontier: list[int]) -> torch.Tensor:
+        """Append `frontier` to the evaluated nodes; returns its rows of the ancestor relation, `[n, evaluated]`."""
+        row_of = {node: row for row, node in enumerate(self.evaluated)}
+        n, rows = len(frontier), len(self.evaluated)
+        # a child sees what its parent sees, and itself; -1 stands for children of the root, which see no other node
+        parent_rows = [row_of.get(self.parents[node], -1) for node in frontier]
+        inherited = torch.cat([self.visible, self.visible.new_zeros(1, rows)])[parent_rows]
+        visible = torch.cat([inherited, torch.eye(n, dtype=torch.bool)], dim=1)
+        self.visible = torch.cat([torch.nn.functional.pad(self.visible, (0, n)), visible])
+        self.evaluated += frontier
+        return visible
 
     def finish(self) -> tuple[DraftTree, dict[int, int]]:
         """The tree of the kept nodes, and the cache row of each tree node that was evaluated."""

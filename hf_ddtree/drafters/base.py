@@ -45,6 +45,13 @@ class TreeCandidateGenerator(CandidateGenerator):
         """
 
 
+def draft_tree(drafter: TreeCandidateGenerator, input_ids: torch.Tensor, tree_budget: int, max_depth: int) -> DraftTree:
+    """The drafter's tree, or the root alone where only one more token may follow."""
+    if max_depth < 1:
+        return DraftTree.from_lists([int(input_ids[0, -1])], [-1])
+    return drafter.get_candidates(input_ids, tree_budget, max_depth)
+
+
 def draft_temperature(generation_config: GenerationConfig) -> float:
     """The temperature at which q is taken: the request's, so that the tree covers what will be sampled."""
     if generation_config.do_sample and generation_config.temperature:

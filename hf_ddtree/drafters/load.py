@@ -26,7 +26,12 @@ def load_drafter(path_or_repo_id: str, **kwargs) -> PreTrainedModel:
     fields, _ = PreTrainedConfig.get_config_dict(path_or_repo_id, **hub_options)
     model_class = _drafter_class(path_or_repo_id, fields)
     model, info = model_class.from_pretrained(
-        path_or_repo_id, use_safetensors=True, trust_remote_code=False, output_loading_info=True, **kwargs
+        path_or_repo_id,
+        use_safetensors=True,
+        trust_remote_code=False,
+        output_loading_info=True,
+        ignore_mismatched_sizes=True,  # reported below, with the other misfits
+        **kwargs,
     )
     for problem in ("missing_keys", "unexpected_keys", "mismatched_keys"):
         if info[problem]:

@@ -1,0 +1,115 @@
+"""Host work per round: everything but the two model forwards, at several budgets; prints one JSON line.
+
+    python examples/host_cost.py
+
+Measured on a stand-in of SmolLM2's shape for the cache, without running a model: building the tree from draft logits,
+its mask, the walk down 4 accepted tokens, and the commit. Medians over `--repeats` rounds.
+"""
+
+import argparse
+import json
+import statistics
+import time
+
+import torch
+from transformers import AutoConfig, DynamicCache, LogitsProcessorList, MaxLengthCriteria, StoppingCriteriaList
+
+import hf_ddtree
+from hf_ddtree.attention import tree_attention_mask
+from hf_ddtree.cache import commit_path
+from hf_ddtree.walk import Emitter, walk_tree
+
+VOCAB_SIZE, LAYERS, KV_HEADS, HEAD_DIM = 49_152, 30, 3, 64
+CONTEXT, DEPTH, ACCEPTED = 512, 15, 4
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--budgets", nargs="+", type=int, default=[16, 64, 256, 1024])
+    parser.add_argument("--repeats", type=int, default=20)
+    parser.add_argument("--threads", type=int, default=1)
+    args = parser.parse_args()
+    torch.set_num_threads(args.threads)
+    report = {budget: measure(budget, args.repeats) for budget in args.budgets}
+    print(json.dumps({"threads": args.threads, "vocab_size": VOCAB_SIZE, "milliseconds": report}))
+
+
+@torch.no_grad()
+def measure(budget: int, repeats: int) -> dict[str, float]:
+    """Median milliseconds per stage; `total` is without the top-k over the vocabulary, which is shown beside it."""
+    draft_logits = 3 * torch.randn(DEPTH, VOCAB_SIZE, generator=torch.Generator().manual_seed(0))
+    rounds = [one_round(draft_logits, budget) for _ in range(repeats + 2)][2:]
+    stages = {name: statistics.median(r[name] for r in rounds) for name in rounds[0]}
+    stages["total"] = sum(stages.values()) - stages["top-k"]
+    return {name: round(1000 * value, 3) for name, value in stages.items()}
+
+
+def one_round(draft_logits: torch.Tensor, budget: int) -> dict[str, float]:
+    """Seconds per stage of one round."""
+    clock, seconds = time.perf_counter, {}
+
+    start = clock()
+    draft_logits.topk(min(budget, VOCAB_SIZE)), draft_logits.logsumexp(-1)
+    seconds["top-k"] = clock() - start
+
+    start = clock()
+    tree = hf_ddtree.build_tree(draft_logits, budget, root_token_id=0)
+    seconds["build_tree"] = clock() - start - seconds["top-k"]
+
+    config = AutoConfig.for_model("llama", num_hidden_layers=LAYERS)
+    cache = DynamicCache()
+    fill(cache, CONTEXT)
+    start = clock()
+    tree_attention_mask(
+        config, cache, tree.depths, tree.depths, tree.ancestor_mask, None, dtype=torch.float32, device="cpu"
+    )
+    seconds["mask"] = clock() - start
+
+    path = deep_path(tree)
+    node_logits = target_logits(tree, path)
+    emitter = Emitter(
+        torch.zeros(1, CONTEXT, dtype=torch.long),
+        LogitsProcessorList(),
+        StoppingCriteriaList([MaxLengthCriteria(10 * CONTEXT)]),
+        do_sample=False,
+    )
+    start = clock()
+    walked = walk_tree(tree, node_logits, emitter)
+    seconds["walk"] = clock() - start
+    assert walked == path
+
+    fill(cache, len(tree))
+    start = clock()
+    commit_path(cache, path, len(tree))
+    seconds["commit"] = clock() - start
+    return seconds
+
+
+def fill(cache: DynamicCache, rows: int) -> None:
+    for layer in range(LAYERS):
+        cache.update(*torch.zeros(2, 1, KV_HEADS, rows, HEAD_DIM), layer)
+
+
+def deep_path(tree) -> list[int]:
+    """A path of `ACCEPTED` drafted tokens, or as many as the tree is deep."""
+    depth = min(ACCEPTED, int(tree.depths.max()))
+    node = int((tree.depths == depth).nonzero()[-1])
+    path = []
+    while node >= 0:
+        path.insert(0, node)
+        node = int(tree.parents[node])
+    return path
+
+
+def target_logits(tree, path: list[int]) -> torch.Tensor:
+    """Logits under which the walk takes `path` and then leaves the tree."""
+    logits = torch.zeros(1, len(tree), VOCAB_SIZE)
+    for node, child in zip(path, path[1:]):
+        logits[0, node, tree.token_ids[child]] = 1
+    outside = next(token for token in range(VOCAB_SIZE) if tree.child(path[-1], token) is None)
+    logits[0, path[-1], outside] = 1
+    return logits
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,63 @@
+"""Token-equality with plain decoding for every target family, attention implementation and kind of drafter."""
+
+import pytest
+import torch
+
+import hf_ddtree
+from hf_ddtree.testing import (
+    FAMILIES,
+    VOCAB_SIZE,
+    WINDOW,
+    ScriptedDrafter,
+    tiny_dflash_drafter,
+    tiny_model,
+    tiny_muse_glimmer_drafter,
+)
+
+NEW_TOKENS = 64
+DRAFTERS = {
+    "prompt look-up": lambda target, script: None,
+    "causal LM": lambda target, script: target,
+    "DFlash": lambda target, script: tiny_dflash_drafter(target),
+    "Muse Glimmer": lambda target, script: tiny_muse_glimmer_drafter(target),
+    "scripted": lambda target, script: ScriptedDrafter(script),
+}
+
+
+def generate(model, prompt, do_sample, **kwargs):
+    torch.manual_seed(5)
+    settings = {"do_sample": True, "temperature": 0.8} if do_sample else {"do_sample": False}
+    return model.generate(prompt, max_new_tokens=NEW_TOKENS, **settings, **kwargs)
+
+
+def assert_equal_to_plain(model, make_drafter, do_sample):
+    """The context passes the window from the first round on."""
+    hf_ddtree.disable(model)
+    prompt = torch.randint(4, VOCAB_SIZE, (1, WINDOW + 8), generator=torch.Generator().manual_seed(1))
+    plain = generate(model, prompt, do_sample)
+    drafter = make_drafter(model, plain[0].tolist())
+    hf_ddtree.enable(model)
+    output = generate(
+        model, prompt, do_sample, assistant_model=drafter, tree_budget=12, return_dict_in_generate=True
+    )
+    assert output.sequences.tolist() == plain.tolist()
+    assert len(set(plain[0].tolist())) > 16, "a repetitive output would hide faults"
+    return output
+
+
+@pytest.mark.parametrize("do_sample", [False, True], ids=["greedy", "sampled"])
+@pytest.mark.parametrize("drafter", DRAFTERS)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_equals_plain_decoding(family, drafter, do_sample):
+    output = assert_equal_to_plain(tiny_model(family), DRAFTERS[drafter], do_sample)
+    if drafter == "scripted":
+        assert output.tokens_per_round > 2.5, "long paths must have been accepted"
+
+
+WITH_SDPA = [family for family, fields in FAMILIES.items() if "attn_implementation" not in fields]
+
+
+@pytest.mark.parametrize("family", WITH_SDPA)
+def test_equals_plain_decoding_with_eager_attention(family):
+    model = tiny_model(family, attn_implementation="eager")
+    assert_equal_to_plain(model, DRAFTERS["scripted"], do_sample=False)
