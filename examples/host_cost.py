@@ -3,7 +3,8 @@
     python examples/host_cost.py
 
 Measured on a stand-in of SmolLM2's shape for the cache, without running a model: building the tree from draft logits,
-its mask, the walk down 4 accepted tokens, and the commit. Medians over `--repeats` rounds.
+its mask, the walk down 4 accepted tokens, and the commit. Medians over `--repeats` rounds. The scan of the vocabulary (top-k
+and normaliser of the draft logits) is shown beside the total, not in it.
 """
 
 import argparse
@@ -36,11 +37,11 @@ def main():
 
 @torch.no_grad()
 def measure(budget: int, repeats: int) -> dict[str, float]:
-    """Median milliseconds per stage; `total` is without the top-k over the vocabulary, which is shown beside it."""
+    """Median milliseconds per stage."""
     draft_logits = 3 * torch.randn(DEPTH, VOCAB_SIZE, generator=torch.Generator().manual_seed(0))
     rounds = [one_round(draft_logits, budget) for _ in range(repeats + 2)][2:]
     stages = {name: statistics.median(r[name] for r in rounds) for name in rounds[0]}
-    stages["total"] = sum(stages.values()) - stages["top-k"]
+    stages = {"total": sum(stages.values()) - stages["vocabulary scan"], **stages}
     return {name: round(1000 * value, 3) for name, value in stages.items()}
 
 
@@ -49,12 +50,13 @@ def one_round(draft_logits: torch.Tensor, budget: int) -> dict[str, float]:
     clock, seconds = time.perf_counter, {}
 
     start = clock()
-    draft_logits.topk(min(budget, VOCAB_SIZE)), draft_logits.logsumexp(-1)
-    seconds["top-k"] = clock() - start
+    top_logits = draft_logits.topk(min(budget, VOCAB_SIZE)).values
+    draft_logits.logsumexp(-1)
+    seconds["vocabulary scan"] = clock() - start
 
     start = clock()
-    tree = hf_ddtree.build_tree(draft_logits, budget, root_token_id=0)
-    seconds["build_tree"] = clock() - start - seconds["top-k"]
+    tree = hf_ddtree.build_tree(top_logits, budget, root_token_id=0)  # without the tail there is nothing to scan
+    seconds["build_tree"] = clock() - start
 
     config = AutoConfig.for_model("llama", num_hidden_layers=LAYERS)
     cache = DynamicCache()

@@ -59,18 +59,12 @@ def commit_path(cache: Cache, path: list[int], n_nodes: int) -> None:
         path: node indices, ascending.
         n_nodes: the number of rows the tree added.
     """
-    rows = torch.tensor(path, dtype=torch.long)
     if path != list(range(len(path))):  # otherwise the rows are in place already
         for layer in cache.layers:
             if layer.is_initialized:
-                layer.keys = _gather_rows(layer.keys, rows, n_nodes)
-                layer.values = _gather_rows(layer.values, rows, n_nodes)
+                start = layer.keys.shape[-2] - n_nodes
+                rows = torch.tensor(path, device=layer.keys.device) + start
+                for states in (layer.keys, layer.values):
+                    states[..., start : start + len(path), :] = states.index_select(-2, rows)
     # also when nothing is dropped: `crop` trims sliding layers back to their window
     cache.crop(len(path) - n_nodes)
-
-
-def _gather_rows(states: torch.Tensor, rows: torch.Tensor, n_nodes: int) -> torch.Tensor:
-    start = states.shape[-2] - n_nodes
-    kept = states.index_select(-2, rows.to(states.device) + start)
-    states[..., start : start + len(rows), :] = kept
-    return states

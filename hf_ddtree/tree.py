@@ -74,30 +74,47 @@ def build_tree(draft_logits: torch.Tensor, tree_budget: int, root_token_id: int 
 
     Source: Ringel & Romano, DDTree (arXiv 2604.12989), Algorithm 1.
     """
-    token_ids, parents = [root_token_id], [-1]
     if draft_logits.shape[0] == 0:
-        return DraftTree.from_lists(token_ids, parents)
+        return DraftTree.from_lists([root_token_id], [-1])
     top_logits, top_ids = draft_logits.float().topk(min(tree_budget, draft_logits.shape[-1]), dim=-1)
     top_log_probs = top_logits - draft_logits.float().logsumexp(dim=-1, keepdim=True)
-    log_probs, ids = top_log_probs.tolist(), top_ids.tolist()
+    levels, ranks, parents = _best_first(top_log_probs.tolist(), tree_budget)
+    drafted = top_ids.cpu()[levels, ranks]
+    return DraftTree(
+        token_ids=torch.cat([torch.tensor([root_token_id]), drafted]),
+        parents=torch.tensor([-1, *parents]),
+        depths=torch.tensor([0, *(level + 1 for level in levels)]),
+    )
+
+
+def _best_first(log_probs: list[list[float]], tree_budget: int) -> tuple[list[int], list[int], list[int]]:
+    """The level, rank within the level's marginal, and parent node of the best nodes; node 0 is the root.
+
+    Args:
+        log_probs: per level, the sorted log-probabilities of its most probable tokens.
+        tree_budget: the number of nodes to take.
+    """
     if any(math.isnan(row[0]) for row in log_probs):
         raise ValueError("draft_logits contain NaN: the drafter's weights are broken, or its dtype overflows.")
-
+    levels, ranks, parents = [], [], []
     order = 0  # breaks ties in favour of the prefix pushed first
     heap = [(-log_probs[0][0], order, 0, 0, 0, 0.0)]
-    while heap and len(parents) <= tree_budget:
-        neg_log_prob, _, level, rank, parent, parent_log_prob = heapq.heappop(heap)
+    while heap and len(parents) < tree_budget:
+        neg_log_prob, _, level, rank, parent, parent_log_prob = heap[0]
         if neg_log_prob == math.inf:
             break
-        node = len(parents)
-        token_ids.append(ids[level][rank])
+        levels.append(level)
+        ranks.append(rank)
         parents.append(parent)
-        if rank + 1 < len(ids[level]):
+        row = log_probs[level]
+        if rank + 1 < len(row):
             order += 1
-            sibling = parent_log_prob + log_probs[level][rank + 1]
-            heapq.heappush(heap, (-sibling, order, level, rank + 1, parent, parent_log_prob))
-        if level + 1 < len(ids):
+            sibling = (-parent_log_prob - row[rank + 1], order, level, rank + 1, parent, parent_log_prob)
+            heapq.heapreplace(heap, sibling)
+        else:
+            heapq.heappop(heap)
+        if level + 1 < len(log_probs):
             order += 1
-            first_child = log_probs[level + 1][0] - neg_log_prob
-            heapq.heappush(heap, (-first_child, order, level + 1, 0, node, -neg_log_prob))
-    return DraftTree.from_lists(token_ids, parents)
+            first_child = neg_log_prob - log_probs[level + 1][0]
+            heapq.heappush(heap, (first_child, order, level + 1, 0, len(parents), -neg_log_prob))
+    return levels, ranks, parents
