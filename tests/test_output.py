@@ -119,9 +119,8 @@ def test_one_target_forward_per_round(model):
     generate(model, input_ids, max_new_tokens=2, tree_budget=2)  # the check of the model is over after this
     forwards = []
     handle = model.register_forward_hook(lambda module, args, outputs: forwards.append(outputs.logits.shape[1]))
-    output = generate(
-        model, input_ids, max_new_tokens=NEW_TOKENS, return_dict_in_generate=True, **tree_arguments("scripted", model, script)
-    )
+    settings = {"max_new_tokens": NEW_TOKENS, "return_dict_in_generate": True}
+    output = generate(model, input_ids, **settings, **tree_arguments("scripted", model, script))
     handle.remove()
     assert forwards == [1] + [r.tree_size + 1 for r in output.rounds]
     assert output.tokens_per_round > 1.5

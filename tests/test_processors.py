@@ -1,4 +1,4 @@
-"""Every logits processor sees, with a tree, exactly the calls it sees in plain `generate`, and gives the same tokens."""
+"""Every logits processor sees, with a tree, the calls it sees in plain `generate`, and gives the same tokens."""
 
 import inspect
 import json
@@ -76,8 +76,11 @@ class Case:
 
 def case(id, processor, settings, base=None, **options):
     """A `Case` whose settings may be given as a dict too."""
-    as_function = [value if callable(value) else lambda tokens, value=value: value or {} for value in (settings, base)]
-    return Case(id, processor, *as_function, **options)
+
+    def as_function(value):
+        return value if callable(value) else lambda tokens: value or {}
+
+    return Case(id, processor, as_function(settings), as_function(base), **options)
 
 
 def eos_in_the_middle(tokens):

@@ -10,7 +10,7 @@ from transformers.generation import stopping_criteria as transformers_criteria
 from transformers.generation.streamers import BaseStreamer
 
 import hf_ddtree
-from hf_ddtree.testing import WINDOW, tiny_model
+from hf_ddtree.testing import WINDOW, tiny_dflash_drafter, tiny_model
 
 PROMPT_LENGTH = 12
 NEW_TOKENS = 20
@@ -19,6 +19,7 @@ WINDOWED = ["mistral", "gemma3_text", "gpt_oss"]
 # a script that always hits makes long paths, so that most stops fall inside one; with misses they fall elsewhere too
 HIT_RATES = [1.0, 0.6]
 SEEDS = range(3)
+DRAFTERS = {"look-up": lambda model: None, "causal-LM": lambda model: model, "DFlash": tiny_dflash_drafter}
 
 
 class PutRecorder(BaseStreamer):
@@ -172,7 +173,7 @@ def test_max_length(llama, free_run, max_length):
 
 def test_no_drafter_overshoots_max_new_tokens(llama, free_run):
     """Also those that build their own trees."""
-    drafters = [None, tiny_model("llama", seed=1), llama, hf_ddtree.testing.tiny_dflash_drafter(llama)]
+    drafters = [None, tiny_model("llama", seed=1), llama, tiny_dflash_drafter(llama)]
     for max_new_tokens in range(1, 8):
         for drafter in drafters:
             settings = {"max_new_tokens": max_new_tokens, "assistant_model": drafter, "tree_budget": 8}
@@ -324,3 +325,63 @@ def test_the_returned_cache_of_a_windowed_model_has_plain_generates_rows(models,
     model, ids = models[family], random_ids(PROMPT_LENGTH)
     script = generate(model, ids, max_new_tokens=max_new_tokens + 4)
     assert_same_end(model, script, {"max_new_tokens": max_new_tokens})
+
+
+@pytest.mark.parametrize("make_drafter", DRAFTERS.values(), ids=DRAFTERS)
+@pytest.mark.parametrize("padding", [0, 6])
+@pytest.mark.parametrize("second_turn", ["all-ids", "new-ids"])
+def test_a_second_turn_with_every_drafter(llama, make_drafter, padding, second_turn):
+    """With a cache, `generate` takes all ids or the new ones alone; the mask always covers everything, padding too."""
+    turns = {}
+    for kind in ["plain", "tree"]:
+        tree = {"assistant_model": make_drafter(llama), "tree_budget": 8} if kind == "tree" else {}
+        ids = torch.cat([torch.zeros(1, padding, dtype=torch.long), random_ids(PROMPT_LENGTH)], dim=1)
+        mask = (torch.arange(ids.shape[1]) >= padding).long()[None]
+        settings = {"max_new_tokens": 9, "return_dict_in_generate": True, **tree}
+        first = generate(llama, ids, attention_mask=mask, **settings)
+        # the last token of the first turn is not in the cache
+        message = torch.cat([first.sequences[:, -1:], random_ids(3, seed=1)], dim=1)
+        ids = torch.cat([first.sequences[:, :-1], message], dim=1)
+        mask = (torch.arange(ids.shape[1]) >= padding).long()[None]
+        given = ids if second_turn == "all-ids" else message
+        turns[kind] = generate(llama, given, attention_mask=mask, cache=first.cache, **settings)
+    assert turns["tree"].sequences.tolist() == turns["plain"].sequences.tolist()
+    assert_same_cache(turns["tree"].cache, turns["plain"].cache)
+
+
+class ImpatientStreamer(PutRecorder):
+    """Gives up after some tokens, as a user who presses a key does."""
+
+    def put(self, value):
+        super().put(value)
+        if len(self.puts) == 8:
+            raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("family", ["llama", "mistral"])
+@pytest.mark.parametrize("seed", SEEDS)
+def test_an_interrupted_request_leaves_whole_rounds_in_the_cache(models, family, seed):
+    """The text goes on from the cache as if nothing had happened, though a path was half walked."""
+    model, ids = models[family], random_ids(WINDOW + 5)
+    script = generate(model, ids, max_new_tokens=NEW_TOKENS)
+    cache = DynamicCache(config=model.config)
+    drafter = scripted(script, hit_rate=1.0, seed=seed)
+    with pytest.raises(KeyboardInterrupt):
+        settings = {"assistant_model": drafter, "tree_budget": TREE_BUDGET, "streamer": ImpatientStreamer()}
+        generate(model, ids, max_new_tokens=NEW_TOKENS, cache=cache, **settings)
+    rows = cache.get_seq_length()
+    assert ids.shape[1] <= rows < ids.shape[1] + 7
+    so_far = script[:, : rows + 1]
+    settings = {"attention_mask": torch.ones_like(so_far), "max_new_tokens": script.shape[1] - rows - 1}
+    assert generate(model, so_far, cache=cache, **settings).tolist() == script.tolist()
+
+
+def test_no_node_lies_past_the_last_position_of_a_model_with_learned_positions():
+    """EOS comes before the positions end, so plain generate never needs the ones a deep tree would ask for."""
+    n_positions = PROMPT_LENGTH + NEW_TOKENS
+    model = hf_ddtree.enable(tiny_model("gpt2", max_position_embeddings=n_positions))
+    free_run = generate(model, random_ids(PROMPT_LENGTH), max_new_tokens=NEW_TOKENS)
+    # the last token that did not occur before
+    eos = first_time(new_tokens(free_run))[-1]
+    longer = torch.cat([free_run, random_ids(20)], dim=1)
+    assert_same_end(model, longer, {"eos_token_id": eos, "max_new_tokens": 2 * NEW_TOKENS})
