@@ -91,14 +91,16 @@ def test_a_setting_that_does_not_go_with_a_tree_is_refused(usable, names, settin
     assert_refused(names, usable.generate, PROMPT, max_new_tokens=NEW_TOKENS, tree_budget=8, **settings)
 
 
-@pytest.mark.parametrize("names, settings", REFUSED_SETTINGS.values(), ids=REFUSED_SETTINGS)
+# transformers lets a GenerationConfig carry any field, so a misspelt one cannot be noticed there
+IN_A_CONFIG = {name: case for name, case in REFUSED_SETTINGS.items() if name != "misspelt-option"}
+
+
+@pytest.mark.parametrize("names, settings", IN_A_CONFIG.values(), ids=IN_A_CONFIG)
 def test_it_is_refused_with_a_drafter_and_a_budget_in_the_generation_config_too(usable, names, settings):
     """The other way to ask for a tree; arguments that are no settings stay arguments."""
     fields = vars(GenerationConfig())
     as_config = {name: value for name, value in settings.items() if name in fields or name.startswith("tree_")}
     as_argument = {name: value for name, value in settings.items() if name not in as_config}
-    if "tree_smapling" in as_config:
-        pytest.skip("transformers lets a GenerationConfig carry any field")
     generation_config = GenerationConfig(max_new_tokens=NEW_TOKENS, tree_budget=8, **as_config)
     arguments = {"assistant_model": usable, "generation_config": generation_config, **as_argument}
     assert_refused(names, usable.generate, PROMPT, **arguments)
