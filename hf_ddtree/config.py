@@ -10,6 +10,8 @@ from .cache import check_cache
 
 TREE_OPTIONS = ("tree_budget", "tree_sampling", "tree_trace", "tree_timing")
 TREE_SAMPLING = ("target",)
+# a forward over this many tokens costs as much as a long prompt, every round; a larger number is a slip
+LARGEST_BUDGET = 16_384
 CACHE_IMPLEMENTATIONS = (None, "dynamic", "offloaded")
 
 
@@ -18,7 +20,7 @@ class TreeConfig:
     """The tree options of one `generate` call.
 
     Args:
-        tree_budget: drafted nodes per round, root excluded; at least 1.
+        tree_budget: drafted nodes per round, root excluded; from 1 to `LARGEST_BUDGET`, usually 8 to 1024.
         tree_sampling: how a token is chosen under `do_sample=True`. "target" draws from the target's distribution and
             keeps a drafted token if it was drawn.
         tree_trace: keep each round's tree and path in the output's `rounds`.
@@ -34,10 +36,11 @@ class TreeConfig:
     tree_timing: bool = False
 
     def __post_init__(self):
-        if isinstance(self.tree_budget, bool) or not isinstance(self.tree_budget, int) or self.tree_budget < 1:
+        budget = self.tree_budget
+        if isinstance(budget, bool) or not isinstance(budget, int) or not 1 <= budget <= LARGEST_BUDGET:
             raise ValueError(
-                f"tree_budget={self.tree_budget!r}: it is the number of drafted nodes per round and must be an int of "
-                "at least 1. Leave it out for plain generation."
+                f"tree_budget={budget!r}: it is the number of drafted nodes per round and must be an int from 1 to "
+                f"{LARGEST_BUDGET}. Leave it out for plain generation."
             )
         if self.tree_sampling not in TREE_SAMPLING:
             raise ValueError(f"tree_sampling={self.tree_sampling!r} is unknown; choose one of {TREE_SAMPLING}.")

@@ -253,6 +253,8 @@ def check_drafter(drafter: PreTrainedModel, target: PreTrainedModel) -> None:
         problem = f"vocab_size is {vocab_size}, the target's {text_config.vocab_size}"
     elif not 0 <= config.mask_token_id < target.get_input_embeddings().weight.shape[0]:
         problem = f"mask_token_id {config.mask_token_id} is outside the target's embedding"
+    elif target.get_output_embeddings() is None:
+        problem = "head is the target's, which has none"
     else:
         return
     raise ValueError(f"assistant_model: this drafter was made for another target: its {problem}.")
