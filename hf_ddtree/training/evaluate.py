@@ -1,0 +1,67 @@
+"""Tokens per round of a drafter through `model.generate`, per kind of prompt."""
+
+from collections import defaultdict
+
+import torch
+from tqdm import tqdm
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from ..drafters import DFlashTreeGenerator
+from ..generate import enable
+from .acceptance import CHAIN, draft
+from .prompts import read_prompts, tokenize
+
+
+class ChainGenerator(DFlashTreeGenerator):
+    """DFlash without a tree: the single most probable path."""
+
+    def get_candidates(self, input_ids, tree_budget, max_depth):
+        draft_logits = self.draft(int(input_ids[0, -1]))[:max_depth]
+        chain = draft(draft_logits, CHAIN)
+        chain.token_ids[0] = input_ids[0, -1]
+        return chain
+
+
+def evaluate(
+    target: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    drafter: PreTrainedModel,
+    prompts: str,
+    budgets: list[int],
+    temperature: float = 0.0,
+    max_new_tokens: int = 128,
+    seed: int = 0,
+) -> dict[str, dict[str, float]]:
+    """tokens_per_round by kind of prompt and tree budget, over all rounds of a kind; "all" pools the kinds.
+
+    Args:
+        prompts: JSONL file or dataset id; see `read_prompts`.
+        budgets: tree budgets; `CHAIN` for the single most probable path.
+        temperature: 0 for greedy decoding.
+    """
+    enable(target)
+    sampling = {"do_sample": True, "temperature": temperature, "top_k": 0} if temperature else {"do_sample": False}
+    emitted, rounds = defaultdict(int), defaultdict(int)
+    for prompt in tqdm(read_prompts(prompts), unit="prompt"):
+        input_ids = torch.tensor([tokenize(tokenizer, prompt["messages"])], device=target.device)
+        for budget in budgets:
+            torch.manual_seed(seed)
+            generator = drafter
+            if budget == CHAIN:
+                generator = ChainGenerator(drafter, target, target.generation_config)
+            output = target.generate(
+                input_ids,
+                assistant_model=generator,
+                tree_budget=max(1, budget),
+                max_new_tokens=max_new_tokens,
+                return_dict_in_generate=True,
+                **sampling,
+            )
+            for kind in (prompt["kind"], "all"):
+                emitted[kind, budget] += sum(r.accepted_length + 1 for r in output.rounds)
+                rounds[kind, budget] += len(output.rounds)
+    table = defaultdict(dict)
+    for kind, budget in sorted(emitted):
+        name = "chain" if budget == CHAIN else str(budget)
+        table[kind][name] = round(emitted[kind, budget] / rounds[kind, budget], 3)
+    return dict(table)

@@ -1,0 +1,51 @@
+"""The target's hidden states of all training data on disk, one file per shard: computed once, read in every epoch."""
+
+from itertools import groupby
+from pathlib import Path
+
+import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
+from tqdm import tqdm
+from transformers import PreTrainedModel
+
+from .blocks import make_batch, target_states
+from .data import Sequence
+
+
+def compute_features(
+    target: PreTrainedModel, sequences: list[Sequence], layer_ids: list[int], folder: Path, batch_size: int
+) -> None:
+    """Write the tapped states of every shard that has no file yet: `states` `[T, taps * H]`, in order of the shard.
+
+    Raises:
+        ValueError: if `folder` holds states of other layers.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    wanted = {"layer_ids": " ".join(map(str, layer_ids))}
+    shards = [list(group) for _, group in groupby(sequences, key=lambda sequence: sequence.shard)]
+    for shard in tqdm(shards, desc="hidden states", unit="shard"):
+        path = folder / shard[0].shard
+        if path.exists():
+            with safe_open(path, framework="pt") as file:
+                if file.metadata() != wanted:
+                    raise ValueError(f"{path} holds other layers ({file.metadata()}); choose another --features folder.")
+            continue
+        states = []
+        for start in range(0, len(shard), batch_size):
+            part = shard[start : start + batch_size]
+            batch = make_batch(part, 1, 2, generator=None).to(target.device)
+            computed, _ = target_states(target, batch, layer_ids)
+            states += [row[: len(sequence.tokens)].cpu() for row, sequence in zip(computed, part)]
+        unfinished = path.with_suffix(".unfinished")
+        save_file({"states": torch.cat(states)}, unfinished, wanted)
+        unfinished.replace(path)
+
+
+def read_features(folder: Path, sequences: list[Sequence]) -> torch.Tensor:
+    """The states of some sequences, `[B, L, taps * H]`, padded with zeros."""
+    rows = []
+    for sequence in sequences:
+        with safe_open(folder / sequence.shard, framework="pt") as file:
+            rows.append(file.get_slice("states")[sequence.offset : sequence.offset + len(sequence.tokens)])
+    return torch.nn.utils.rnn.pad_sequence(rows, batch_first=True)

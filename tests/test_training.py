@@ -1,0 +1,182 @@
+"""The training commands on a tiny target, end to end: generate, train, be killed, resume, evaluate, load."""
+
+import json
+
+import pytest
+import torch
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
+
+import hf_ddtree
+from hf_ddtree.testing import VOCAB_SIZE, tiny_dflash_drafter, tiny_model
+from hf_ddtree.training import train as train_module
+from hf_ddtree.training.__main__ import main
+from hf_ddtree.training.acceptance import CHAIN, accepted_length, draft
+from hf_ddtree.training.blocks import IGNORED, draft_blocks, make_batch, target_states
+from hf_ddtree.training.data import Sequence, batches, read_shards, shard_path, split_held_out, write_shard
+from hf_ddtree.training.loss import candidate_tokens, draft_loss
+from test_drafters import draft_from_scratch
+
+CHAT_TEMPLATE = "{% for m in messages %}w1 {{ m.content }} w2 {% endfor %}{% if add_generation_prompt %}w3{% endif %}"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A target that can be learnt, its tokenizer, and prompts.
+
+    Tied embeddings without scaling make a random model's next token depend mostly on the last one.
+    """
+    folder = tmp_path_factory.mktemp("training")
+    model = tiny_model("llama", initializer_range=0.15, eos_token_id=2)
+    model.generation_config.pad_token_id = 0
+    model.save_pretrained(folder / "target")
+    vocab = {f"w{i}": i for i in range(VOCAB_SIZE)}
+    tokenizer = Tokenizer(models.WordLevel(vocab, unk_token="w4"))
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token="w0", eos_token="w2")
+    tokenizer.chat_template = CHAT_TEMPLATE
+    tokenizer.save_pretrained(folder / "target")
+    prompts = [{"prompt": f"w{i} w{j}", "kind": f"kind {i % 2}"} for i in range(10, 60) for j in (70, 80)]
+    (folder / "prompts.jsonl").write_text("\n".join(map(json.dumps, prompts)), encoding="utf-8")
+    (folder / "test.jsonl").write_text('{"prompt": "w90 w95", "kind": "new"}\n{"prompt": "w91 w96 w97"}')
+    return folder
+
+
+def run(folder, command, **options):
+    arguments = [command, "--model", str(folder / "target"), "--dtype", "float32"]
+    for name, value in options.items():
+        values = value if isinstance(value, list) else [value]
+        arguments += [f"--{name.replace('_', '-')}", *map(str, values)]
+    main(arguments)
+
+
+def test_commands_end_to_end(folder, capsys, monkeypatch):
+    """Generate, train with a kill in the middle, resume, evaluate: acceptance rises, and the resumed run is the same."""
+    data, log = folder / "data", "training_log.json"
+    generate = {"prompts": folder / "prompts.jsonl", "shard_size": 50, "max_new_tokens": 24, "batch_size": 50}
+    run(folder, "generate", output=data, shards=2, **generate)
+    first = shard_path(data, 0).read_bytes()
+    run(folder, "generate", output=data, shards=4, **generate)
+    assert shard_path(data, 0).read_bytes() == first and len(read_shards(data)) == 200
+
+    settings = {
+        "data": data,
+        "steps": 60,
+        "evaluate_every": 20,
+        "batch_size": 8,
+        "anchors": 8,
+        "block_size": 4,
+        "num_layers": 1,
+        "layer_ids": [0, 2, 3],
+        "held_out": 8,
+        "frequent": 0,
+        "negatives": 0,
+        "mixed_precision": "no",
+        "learning_rate": 1e-2,
+        "warmup": 5,
+        "mask_token_id": 3,
+    }
+    run(folder, "train", output=folder / "whole", **settings)
+    whole = json.loads((folder / "whole" / log).read_text())["log"]
+    figures = [entry["tokens_per_round"]["16"] for entry in whole]
+    assert whole[-1]["loss"] < whole[0]["loss"]
+    assert max(figures) > 1.3 and figures[-1] >= figures[0]
+
+    def killed(*args):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        original = train_module.learning_rate
+        patch.setattr(train_module, "learning_rate", lambda step, c: killed() if step == 33 else original(step, c))
+        run(folder, "train", output=folder / "killed", **settings)
+    run(folder, "train", output=folder / "killed", **settings)
+    resumed = json.loads((folder / "killed" / log).read_text())["log"]
+    without_time = [{name: value for name, value in entry.items() if name != "seconds"} for entry in resumed]
+    assert without_time == [{n: v for n, v in entry.items() if n != "seconds"} for entry in whole[: len(resumed)]]
+
+    capsys.readouterr()
+    run(folder, "evaluate", drafter=folder / "whole", prompts=folder / "test.jsonl", budgets=[0, 8], max_new_tokens=24)
+    table = json.loads(capsys.readouterr().out)
+    assert set(table) == {"all", "new"} and set(table["all"]) == {"chain", "8"}
+    assert table["all"]["8"] > 1.2
+    drafter = hf_ddtree.load_drafter(folder / "whole")
+    assert drafter.dtype == torch.bfloat16 and (folder / "whole" / "README.md").exists()
+
+
+@torch.no_grad()
+def test_blocks_are_drafted_as_in_generation():
+    """All blocks of a batch at once, with masks, against one block at a time without any."""
+    target = tiny_model("llama")
+    drafter = tiny_dflash_drafter(target)
+    generator = torch.Generator().manual_seed(0)
+    sequences = [Sequence(torch.randint(4, VOCAB_SIZE, (n,), generator=generator), 5, 0.0) for n in (12, 20)]
+    batch = make_batch(sequences, 6, drafter.config.block_size, generator)
+    context, _ = target_states(target, batch, drafter.config.target_layer_ids)
+    states = draft_blocks(drafter, drafter.config, target.get_input_embeddings(), batch, context)
+    head = target.get_output_embeddings()
+    for row, sequence in enumerate(sequences):
+        for block, anchor in enumerate(batch.anchors[row].tolist()):
+            if (batch.labels[row, block] == IGNORED).all():
+                continue
+            alone = draft_from_scratch(drafter, target, sequence.tokens[None, : anchor + 1])
+            torch.testing.assert_close(head(states[row, block]), alone, rtol=2e-4, atol=2e-4)
+            successors = sequence.tokens[anchor + 1 : anchor + 1 + batch.labels.shape[-1]]
+            assert batch.labels[row, block, : len(successors)].tolist() == successors.tolist()
+            assert (batch.labels[row, block, len(successors) :] == IGNORED).all()
+
+
+def test_loss_over_the_whole_vocabulary_is_weighted_cross_entropy():
+    generator = torch.Generator().manual_seed(0)
+    states, head = torch.randn(3, 2, 8, generator=generator), torch.randn(10, 8, generator=generator)
+    labels = torch.tensor([[1, 2], [3, IGNORED], [4, 5]])
+    loss, counts = draft_loss(states, labels, head, candidate_tokens(labels, torch.empty(0), 0, 10), decay=2.0)
+    log_q = (states @ head.T).log_softmax(-1)
+    weights, expected = 0.0, 0.0
+    for block in range(3):
+        for level in range(2):
+            if labels[block, level] != IGNORED:
+                weight = float(torch.exp(torch.tensor(-level / 2.0)))
+                weights += weight
+                expected -= weight * float(log_q[block, level, labels[block, level]])
+    assert float(loss) == pytest.approx(expected / weights, rel=1e-5)
+    assert counts[:, 1].tolist() == [3, 2]
+
+
+def test_divergence_from_oneself_is_zero():
+    generator = torch.Generator().manual_seed(0)
+    states, head = torch.randn(3, 2, 8, generator=generator), torch.randn(10, 8, generator=generator)
+    labels = torch.randint(10, (3, 2), generator=generator)
+    loss, _ = draft_loss(states, labels, head, torch.arange(10), 2.0, target_states=states, kl_weight=1.0)
+    assert float(loss) == pytest.approx(0, abs=1e-6)
+
+
+def test_candidates_hold_every_label():
+    labels = torch.tensor([[5, IGNORED], [90, 7]])
+    candidates = candidate_tokens(labels, torch.tensor([1, 2]), 10, 100)
+    assert {1, 2, 5, 7, 90} <= set(candidates.tolist()) and candidates.tolist() == sorted(set(candidates.tolist()))
+
+
+def test_held_out_prompts_are_not_trained_on(tmp_path):
+    sequences = [Sequence(torch.tensor([i % 5, 9, 9, i]), 2, 0.0 if i % 3 else 0.7) for i in range(30)]
+    write_shard(shard_path(tmp_path, 0), sequences, {})
+    training, held_out = split_held_out(read_shards(tmp_path), 2)
+    assert len(held_out) == 2 and all(sequence.temperature == 0 for sequence in held_out)
+    prompts = [{tuple(s.tokens[:2].tolist()) for s in part} for part in (training, held_out)]
+    assert not prompts[0] & prompts[1]
+
+
+def test_an_epoch_visits_everything_once_in_similar_lengths():
+    sequences = [Sequence(torch.zeros(1 + i % 37), 0, 0.0) for i in range(512)]
+    order = batches(sequences, 8, seed=3)
+    assert sorted(i for batch in order for i in batch) == list(range(512))
+    assert order == batches(sequences, 8, seed=3) != batches(sequences, 8, seed=4)
+    spread = [max(len(sequences[i].tokens) for i in b) - min(len(sequences[i].tokens) for i in b) for b in order]
+    assert sum(spread) / len(spread) < 4
+
+
+def test_acceptance_is_a_look_up_in_the_tree():
+    draft_logits = torch.tensor([[2.0, 1.0, -9.0], [0.0, 3.0, -9.0]])
+    assert accepted_length(draft(draft_logits, CHAIN), [0, 1]) == 2
+    assert accepted_length(draft(draft_logits, CHAIN), [1, 1]) == 0
+    assert accepted_length(draft(draft_logits, 4), [1, 1]) == 2
+    assert accepted_length(draft(draft_logits, 4), [2, 1]) == 0
