@@ -5,7 +5,6 @@ import dataclasses
 import json
 import types
 import typing
-from pathlib import Path
 
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
