@@ -7,9 +7,9 @@ from transformers.generation import GenerationMode
 
 from .attention import SUPPORTED_ATTENTION, SUPPORTED_LAYER_TYPES
 from .cache import check_cache
+from .tree import POLICIES, Policy
 
 TREE_OPTIONS = ("tree_budget", "tree_sampling", "tree_trace", "tree_timing")
-TREE_SAMPLING = ("target",)
 # a forward over this many tokens costs as much as a long prompt, every round; a larger number is a slip
 LARGEST_BUDGET = 16_384
 CACHE_IMPLEMENTATIONS = (None, "dynamic", "offloaded")
@@ -21,8 +21,12 @@ class TreeConfig:
 
     Args:
         tree_budget: drafted nodes per round, root excluded; from 1 to `LARGEST_BUDGET`, usually 8 to 1024.
-        tree_sampling: how a token is chosen under `do_sample=True`. "target" draws from the target's distribution and
-            keeps a drafted token if it was drawn.
+        tree_sampling: which children the nodes get under `do_sample=True`, and so how many drafted tokens are kept; the
+            output has the target's distribution with each.
+            "target": the most probable ones; the target's own draw is kept if it is among them. The same seed gives the
+            same text as plain sampling.
+            "hybrid": these and one drawn from the drafter's distribution outside them.
+            "swor": drawn without replacement. "spectr": drawn independently.
         tree_trace: keep each round's tree and path in the output's `rounds`.
         tree_timing: keep each round's seconds per stage, at the price of waiting for the device between stages.
 
@@ -31,7 +35,7 @@ class TreeConfig:
     """
 
     tree_budget: int
-    tree_sampling: str = "target"
+    tree_sampling: str = "hybrid"
     tree_trace: bool = False
     tree_timing: bool = False
 
@@ -42,11 +46,16 @@ class TreeConfig:
                 f"tree_budget={budget!r}: it is the number of drafted nodes per round and must be an int from 1 to "
                 f"{LARGEST_BUDGET}. Leave it out for plain generation."
             )
-        if self.tree_sampling not in TREE_SAMPLING:
-            raise ValueError(f"tree_sampling={self.tree_sampling!r} is unknown; choose one of {TREE_SAMPLING}.")
+        if self.tree_sampling not in POLICIES:
+            raise ValueError(f"tree_sampling={self.tree_sampling!r} is unknown; choose one of {tuple(POLICIES)}.")
         for name in ("tree_trace", "tree_timing"):
             if not isinstance(getattr(self, name), bool):
                 raise ValueError(f"{name}={getattr(self, name)!r} must be True or False.")
+
+    @property
+    def policy(self) -> Policy:
+        """The policy `tree_sampling` names."""
+        return POLICIES[self.tree_sampling]
 
     @classmethod
     def from_options(cls, options: dict) -> "TreeConfig | None":

@@ -123,10 +123,10 @@ def _tree_decoding(
     The arguments are those `generate` hands to its decoding methods.
     """
     check_inputs(model, input_ids, generation_config, model_kwargs)
-    drafter = tree_candidate_generator(assistant_model, model, generation_config)
+    options = generation_config._tree_config
+    drafter = tree_candidate_generator(assistant_model, model, generation_config, options.policy)
     check_tree_attention(model)
 
-    options = generation_config._tree_config
     emitter = Emitter.from_config(input_ids, logits_processor, stopping_criteria, generation_config, streamer)
     recorder = Recorder(options, generation_config, model.device)
     padding = count_padding(model_kwargs["attention_mask"])
@@ -150,6 +150,7 @@ def _tree_decoding(
             with recorder.stage("commit"):
                 commit_path(cache, path, len(tree))
                 committed.length += len(path)
+                drafter.observe(emitter.take_overlaps())
                 if not emitter.finished:
                     drafter.commit_path(path, tap(outputs, drafter.tapped_states, rows=path))
                 model_kwargs = model._update_model_kwargs_for_generation(outputs, model_kwargs, num_new_tokens=len(path))

@@ -2,36 +2,65 @@
 
 import heapq
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 
 import torch
+
+from .randomness import Randomness
+
+
+@dataclass(frozen=True)
+class Proposal:
+    """The drawn children of one node, and what they were drawn from: q outside the deterministic children.
+
+    Args:
+        tokens: in draw order.
+        q: `[V]`, the drafter's distribution at the node.
+        inside: the tokens of the deterministic children.
+        depth: of the children.
+        replacement: the tokens were drawn with replacement.
+    """
+
+    tokens: list[int]
+    q: torch.Tensor
+    inside: list[int]
+    depth: int
+    replacement: bool
+
+    def outside(self, p: torch.Tensor) -> torch.Tensor:
+        """`[V]`: q restricted to the tokens outside and renormalised, on the device and in the dtype of `p`."""
+        outside = self.q.to(p, copy=True)
+        outside[self.inside] = 0
+        return outside / outside.sum()
 
 
 @dataclass(frozen=True)
 class DraftTree:
     """A tree of drafted tokens. Node 0 is the root: the last emitted token, chosen but not yet in the target's cache.
 
-    Nodes are in topological order (a parent precedes its children); siblings carry different tokens.
-    All arrays live on the CPU, where the walk reads them.
+    Nodes are in topological order: a parent precedes its children. All arrays live on the CPU, where the walk reads
+    them.
 
     Args:
         token_ids: `[N]` int64, the token of each node.
         parents: `[N]` int64, the index of each node's parent, -1 for the root.
         depths: `[N]` int64, the number of edges to the root.
+        proposals: what the children of a node were drawn from, for the nodes that have drawn children.
     """
 
     token_ids: torch.Tensor
     parents: torch.Tensor
     depths: torch.Tensor
+    proposals: dict[int, Proposal] = field(default_factory=dict)
 
     @classmethod
-    def from_lists(cls, token_ids: list[int], parents: list[int]) -> "DraftTree":
+    def from_lists(cls, token_ids: list[int], parents: list[int], proposals: dict | None = None) -> "DraftTree":
         """Build a tree from token ids and parents in topological order, root first."""
         depths = [0] * len(parents)
         for node in range(1, len(parents)):
             depths[node] = depths[parents[node]] + 1
-        return cls(torch.tensor(token_ids), torch.tensor(parents), torch.tensor(depths))
+        return cls(torch.tensor(token_ids), torch.tensor(parents), torch.tensor(depths), proposals or {})
 
     def __len__(self) -> int:
         """The number of nodes, root included."""
@@ -43,7 +72,7 @@ class DraftTree:
         return {edge: node for node, edge in enumerate(edges)}
 
     def child(self, node: int, token_id: int) -> int | None:
-        """The child of `node` that carries `token_id`, or None."""
+        """A child of `node` that carries `token_id`, or None. (Only draws with replacement repeat a token.)"""
         return self._child_of.get((node, token_id))
 
     @cached_property
@@ -56,18 +85,52 @@ class DraftTree:
         return mask
 
 
-def build_tree(draft_logits: torch.Tensor, tree_budget: int, root_token_id: int = -1) -> DraftTree:
-    """Take the `tree_budget` most probable prefixes under the product of the drafter's marginals.
+@dataclass(frozen=True)
+class Policy:
+    """Which children a node may get.
 
-    A prefix (v_1, .., v_d) has probability q_1(v_1) * .. * q_d(v_d). A best-first search pops the most probable
-    prefix not yet taken and pushes its next sibling and its first child, neither of which is more probable; hence
-    nodes come out in order of probability and a parent before its children. Tokens of probability zero are not drafted.
+    Args:
+        deterministic: the most probable tokens, best first.
+        drawn: at most so many tokens drawn from q outside the deterministic ones.
+        replacement: draw with replacement.
+    """
+
+    deterministic: bool
+    drawn: int
+    replacement: bool = False
+
+
+MOST_DRAWN = 8  # further draws at one node are hardly ever reached
+POLICIES = {
+    "target": Policy(deterministic=True, drawn=0),
+    "hybrid": Policy(deterministic=True, drawn=1),
+    "swor": Policy(deterministic=False, drawn=MOST_DRAWN),
+    "spectr": Policy(deterministic=False, drawn=MOST_DRAWN, replacement=True),
+}
+
+
+def build_tree(
+    draft_logits: torch.Tensor,
+    tree_budget: int,
+    root_token_id: int = -1,
+    policy: Policy = POLICIES["target"],
+    acceptance: list[float] | None = None,
+    randomness: Randomness | None = None,
+) -> DraftTree:
+    """Choose the tree's shape best-first from the drafter's marginals, then draw the tokens of its drawn nodes.
+
+    Without drawn nodes these are the `tree_budget` most probable prefixes: (v_1, .., v_d) has probability
+    q_1(v_1) * .. * q_d(v_d). See `tree_shape` for the others. The shape is fixed before anything is drawn, from q alone;
+    a shape that reacted to drawn tokens would bias the output.
 
     Args:
         draft_logits: `[depth, V]` float, row d-1 holds the logits of the token at depth d. Any device: the top-k is
             taken there and only its result is copied to the host.
         tree_budget: the number of drafted nodes, root excluded. The tree is smaller where there are fewer prefixes.
         root_token_id: the token of node 0.
+        policy: which children there are.
+        acceptance: `[depth]`, how probable the acceptance of a drawn child is; needed if the policy draws.
+        randomness: where draws come from; needed if the policy draws.
 
     Raises:
         ValueError: if the logits contain NaN.
@@ -76,33 +139,57 @@ def build_tree(draft_logits: torch.Tensor, tree_budget: int, root_token_id: int 
     """
     if draft_logits.shape[0] == 0:
         return DraftTree.from_lists([root_token_id], [-1])
-    top_logits, top_ids = draft_logits.float().topk(min(tree_budget, draft_logits.shape[-1]), dim=-1)
-    top_log_probs = top_logits - draft_logits.float().logsumexp(dim=-1, keepdim=True)
-    levels, ranks, parents = _best_first(top_log_probs.tolist(), tree_budget)
-    drafted = top_ids.cpu()[levels, ranks]
-    return DraftTree(
-        token_ids=torch.cat([torch.tensor([root_token_id]), drafted]),
-        parents=torch.tensor([-1, *parents]),
-        depths=torch.tensor([0, *(level + 1 for level in levels)]),
-    )
-
-
-def _best_first(log_probs: list[list[float]], tree_budget: int) -> tuple[list[int], list[int], list[int]]:
-    """The level, rank within the level's marginal, and parent node of the best nodes; node 0 is the root.
-
-    Args:
-        log_probs: per level, the sorted log-probabilities of its most probable tokens.
-        tree_budget: the number of nodes to take.
-    """
-    if any(math.isnan(row[0]) for row in log_probs):
+    draft_logits = draft_logits.float()
+    top_logits, top_ids = draft_logits.topk(min(tree_budget, draft_logits.shape[-1]), dim=-1)
+    top_log_probs = (top_logits - draft_logits.logsumexp(dim=-1, keepdim=True)).tolist()
+    if any(math.isnan(row[0]) for row in top_log_probs):
         raise ValueError("draft_logits contain NaN: the drafter's weights are broken, or its dtype overflows.")
+    top_log_probs = [[value for value in row if value > -math.inf] for row in top_log_probs]
+    if policy.drawn:
+        levels, ranks, parents = tree_shape(top_log_probs, tree_budget, policy, acceptance)
+    else:
+        levels, ranks, parents = most_probable_prefixes(top_log_probs, tree_budget)
+    # a drawn node has rank -1 until its token is drawn
+    token_ids = torch.cat([torch.tensor([root_token_id]), top_ids.cpu()[levels, ranks]])
+    depths = torch.tensor([0, *(level + 1 for level in levels)])
+    proposals = {}
+    if policy.drawn:
+        q = draft_logits.softmax(dim=-1)
+        ids = top_ids.tolist()
+        for level, parents_drawn in drawn_by_level(levels, ranks, parents).items():
+            requests = [(ids[level][:n_deterministic], len(nodes)) for n_deterministic, nodes in parents_drawn.values()]
+            drawn = randomness.draw_outside(q[level], requests, distinct=not policy.replacement)
+            for (parent, (_, nodes)), (inside, _), tokens in zip(parents_drawn.items(), requests, drawn):
+                token_ids[nodes] = torch.tensor(tokens)
+                proposals[parent] = Proposal(tokens, q[level], inside, level + 1, policy.replacement)
+    return DraftTree(token_ids, torch.tensor([-1, *parents]), depths, proposals)
+
+
+def drawn_by_level(levels: list[int], ranks: list[int], parents: list[int]) -> dict[int, dict[int, tuple]]:
+    """Per level, the parents that have drawn children: how many deterministic ones, and which nodes are drawn."""
+    children: dict[int, list[int]] = {}
+    for node, parent in enumerate(parents, 1):
+        children.setdefault(parent, []).append(node)
+    result: dict[int, dict[int, tuple]] = {}
+    for parent, siblings in children.items():
+        drawn = [node for node in siblings if ranks[node - 1] < 0]
+        if drawn:
+            level = levels[siblings[0] - 1]
+            result.setdefault(level, {})[parent] = (len(siblings) - len(drawn), drawn)
+    return result
+
+
+def most_probable_prefixes(log_probs: list[list[float]], tree_budget: int) -> tuple[list[int], list[int], list[int]]:
+    """The shape of a tree of deterministic nodes: the same as `tree_shape`, in the shorter form of Algorithm 1.
+
+    A search pops the most probable prefix not yet taken and pushes its next sibling and its first child, neither of
+    which is more probable; hence nodes come out in order of probability and a parent before its children.
+    """
     levels, ranks, parents = [], [], []
     order = 0  # breaks ties in favour of the prefix pushed first
     heap = [(-log_probs[0][0], order, 0, 0, 0, 0.0)]
     while heap and len(parents) < tree_budget:
         neg_log_prob, _, level, rank, parent, parent_log_prob = heap[0]
-        if neg_log_prob == math.inf:
-            break
         levels.append(level)
         ranks.append(rank)
         parents.append(parent)
@@ -118,3 +205,97 @@ def _best_first(log_probs: list[list[float]], tree_budget: int) -> tuple[list[in
             first_child = neg_log_prob - log_probs[level + 1][0]
             heapq.heappush(heap, (first_child, order, level + 1, 0, len(parents), -neg_log_prob))
     return levels, ranks, parents
+
+
+def tree_shape(
+    log_probs: list[list[float]], tree_budget: int, policy: Policy, acceptance: list[float] | None
+) -> tuple[list[int], list[int], list[int]]:
+    """The shape of a tree over marginals: best-first by the estimated probability that the walk reaches a node.
+
+    Args:
+        log_probs: per level, the sorted log-probabilities of its most probable tokens, all of them possible.
+        tree_budget: the number of nodes to take.
+        policy, acceptance: as in `build_tree`.
+
+    Returns:
+        Per node, without the root: its level (depth - 1), its rank in the level's marginal or -1 for a drawn node, and
+        its parent (0 is the root).
+    """
+    levels, ranks, parents = [], [], []
+    open_nodes = OpenNodes(policy)
+    open_nodes.add(0, 0.0, log_probs[0], acceptance[0] if acceptance else 0.0)
+    while len(parents) < tree_budget and (best := open_nodes.take()):
+        parent, rank, log_reach = best
+        level = levels[parent - 1] + 1 if parent else 0
+        levels.append(level)
+        ranks.append(rank)
+        parents.append(parent)
+        if level + 1 < len(log_probs):
+            next_acceptance = acceptance[level + 1] if acceptance else 0.0
+            open_nodes.add(len(parents), log_reach, log_probs[level + 1], next_acceptance)
+    return levels, ranks, parents
+
+
+class OpenNodes:
+    """The children that may be added next, in order of the estimated probability that the walk reaches them.
+
+    At a node reached with probability r, the deterministic child of rank k is reached with r q(k); a further drawn child
+    with r a (1 - a)^j (1 - q(S)), where S are the deterministic children so far, j the drawn ones, and a is the
+    probability that a drawn child is accepted once the walk leaves S.
+    """
+
+    def __init__(self, policy: Policy):
+        self.policy = policy
+        self.heap = []
+        self.order = 0  # breaks ties in favour of what was offered first
+        self.nodes = {}
+
+    def add(self, node: int, log_reach: float, log_probs: list[float], acceptance: float) -> None:
+        """Open a node: `log_probs` are the sorted log-probabilities of its most probable children."""
+        self.nodes[node] = _OpenNode(log_reach, log_probs, min(max(acceptance, 0.01), 0.99))
+        if self.policy.deterministic:
+            self._offer_deterministic(node, self.nodes[node])
+        if self.policy.drawn:
+            self._offer_drawn(node, self.nodes[node])
+
+    def take(self) -> tuple[int, int, float] | None:
+        """The best child: its parent, its rank or -1 if it is to be drawn, and its log-probability of being reached."""
+        while self.heap:
+            negative, _, node, rank, n_deterministic = heapq.heappop(self.heap)
+            state = self.nodes[node]
+            if rank >= 0:
+                state.n_deterministic += 1
+                state.mass += math.exp(state.log_probs[rank])
+                self._offer_deterministic(node, state)
+                return node, rank, -negative
+            if n_deterministic == state.n_deterministic:
+                state.n_drawn += 1
+                self._offer_drawn(node, state)
+                return node, -1, -negative
+            self._offer_drawn(node, state)  # S has grown since: worth less now
+        return None
+
+    def _offer_deterministic(self, node: int, state: "_OpenNode") -> None:
+        rank = state.n_deterministic
+        if rank + state.n_drawn < len(state.log_probs):
+            self._push(state.log_reach + state.log_probs[rank], node, rank, rank)
+
+    def _offer_drawn(self, node: int, state: "_OpenNode") -> None:
+        outside = 1 - state.mass
+        n_children = state.n_deterministic + state.n_drawn
+        if state.n_drawn == self.policy.drawn or n_children >= len(state.log_probs) or outside < 1e-6:
+            return
+        value = state.log_reach + math.log(outside * state.acceptance) + state.n_drawn * math.log1p(-state.acceptance)
+        self._push(value, node, -1, state.n_deterministic)
+
+    def _push(self, value: float, node: int, rank: int, n_deterministic: int) -> None:
+        self.order += 1
+        heapq.heappush(self.heap, (-value, self.order, node, rank, n_deterministic))
+
+
+class _OpenNode:
+    """A node whose children are being chosen."""
+
+    def __init__(self, log_reach: float, log_probs: list[float], acceptance: float):
+        self.log_reach, self.log_probs, self.acceptance = log_reach, log_probs, acceptance
+        self.n_deterministic, self.n_drawn, self.mass = 0, 0, 0.0

@@ -3,8 +3,9 @@
 from transformers import MuseGlimmerAssistantModel, PreTrainedModel
 from transformers.generation import GenerationConfig
 
+from ..tree import Policy
 from .assistant import AssistantTreeGenerator
-from .base import TreeCandidateGenerator, draft_tree
+from .base import DraftSampling, TreeCandidateGenerator, draft_tree
 from .dflash import DFlashConfig, DFlashDraftModel, DFlashTreeGenerator
 from .load import load_drafter
 from .prompt_lookup import PromptLookupTreeGenerator
@@ -14,6 +15,7 @@ __all__ = [
     "DFlashConfig",
     "DFlashDraftModel",
     "DFlashTreeGenerator",
+    "DraftSampling",
     "PromptLookupTreeGenerator",
     "TreeCandidateGenerator",
     "draft_tree",
@@ -23,7 +25,10 @@ __all__ = [
 
 
 def tree_candidate_generator(
-    assistant_model: PreTrainedModel | TreeCandidateGenerator | None, target: PreTrainedModel, generation_config: GenerationConfig
+    assistant_model: PreTrainedModel | TreeCandidateGenerator | None,
+    target: PreTrainedModel,
+    generation_config: GenerationConfig,
+    policy: Policy,
 ) -> TreeCandidateGenerator:
     """The candidate generator for one `generate` call.
 
@@ -32,6 +37,7 @@ def tree_candidate_generator(
             candidate generator of one's own.
         target: the model that generates.
         generation_config: the request's settings.
+        policy: which children a node may get under sampling; prompt look-up has no q and draws none.
 
     Raises:
         ValueError: if the drafter does not fit the target.
@@ -40,8 +46,9 @@ def tree_candidate_generator(
         return PromptLookupTreeGenerator(generation_config)
     if isinstance(assistant_model, TreeCandidateGenerator):
         return assistant_model
+    sampling = DraftSampling(generation_config, policy)
     if isinstance(assistant_model, (DFlashDraftModel, MuseGlimmerAssistantModel)):
-        return DFlashTreeGenerator(assistant_model, target, generation_config)
+        return DFlashTreeGenerator(assistant_model, target, sampling)
     if not isinstance(assistant_model, PreTrainedModel) or not assistant_model.can_generate():
         raise ValueError(
             f"assistant_model: a {type(assistant_model).__name__} is no drafter. Pass what hf_ddtree.load_drafter "
@@ -54,4 +61,4 @@ def tree_candidate_generator(
             f"assistant_model: its vocabulary has {drafter_vocab_size} tokens, the target's {vocab_size}. A drafter "
             "needs the target's own vocabulary; pick one of the same family, or None for prompt look-up."
         )
-    return AssistantTreeGenerator(assistant_model, generation_config)
+    return AssistantTreeGenerator(assistant_model, sampling)

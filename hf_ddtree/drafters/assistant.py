@@ -2,12 +2,11 @@
 
 import torch
 from transformers import DynamicCache, PreTrainedModel
-from transformers.generation import GenerationConfig
 
 from ..attention import tree_attention_mask
 from ..cache import commit_path
-from ..tree import DraftTree
-from .base import TreeCandidateGenerator, draft_temperature
+from ..tree import DraftTree, OpenNodes, Proposal
+from .base import DraftSampling, TreeCandidateGenerator
 
 
 class AssistantTreeGenerator(TreeCandidateGenerator):
@@ -18,16 +17,18 @@ class AssistantTreeGenerator(TreeCandidateGenerator):
     path probabilities of a level sum to less than `assistant_confidence_threshold`. Both settings are the drafter's own
     generation_config, as in native assisted generation.
 
+    With drawn children nothing is dropped any more once it was drawn: each level gets a share of the budget.
+
     Args:
         assistant: the drafter.
-        generation_config: the request's settings.
+        sampling: how to choose children.
     """
 
-    def __init__(self, assistant: PreTrainedModel, generation_config: GenerationConfig):
+    def __init__(self, assistant: PreTrainedModel, sampling: DraftSampling):
         defaults = assistant.generation_config._get_default_generation_params()
         own = assistant.generation_config
         self.assistant = assistant
-        self.temperature = draft_temperature(generation_config)
+        self.sampling = sampling
         self.depth = own.num_assistant_tokens or defaults["num_assistant_tokens"]
         threshold = own.assistant_confidence_threshold
         self.confidence = defaults["assistant_confidence_threshold"] if threshold is None else threshold
@@ -40,7 +41,8 @@ class AssistantTreeGenerator(TreeCandidateGenerator):
     def get_candidates(self, input_ids, tree_budget, max_depth):
         root_log_probs = self._extend(input_ids[:, self.committed :])
         self.committed = input_ids.shape[1]
-        growth = _Growth(int(input_ids[0, -1]), tree_budget)
+        make_growth = _DrawnGrowth if self.sampling.policy.drawn else _Growth
+        growth = make_growth(int(input_ids[0, -1]), tree_budget, self.sampling)
         growth.expand([0], root_log_probs)
         for _ in range(1, min(self.depth, max_depth)):
             frontier = growth.frontier()
@@ -56,6 +58,9 @@ class AssistantTreeGenerator(TreeCandidateGenerator):
         rows = [self.row_of[node] for node in path if node in self.row_of]
         commit_path(self.cache, rows, self.evaluated)
         self.committed += len(rows)
+
+    def observe(self, overlaps):
+        self.sampling.observe(overlaps)
 
     def _extend(self, tokens: torch.Tensor) -> torch.Tensor:
         positions = torch.arange(self.committed, self.committed + tokens.shape[1])[None]
@@ -90,15 +95,17 @@ class AssistantTreeGenerator(TreeCandidateGenerator):
             use_cache=True,
             **keep,
         )
-        logits = outputs.logits[0, -logits_to_keep:].float()
-        return (logits / self.temperature).log_softmax(dim=-1)
+        logits = outputs.logits[0, -logits_to_keep:]
+        return self.sampling.warp(logits).log_softmax(dim=-1)
 
 
 class _Growth:
     """The candidate nodes of a tree that grows level by level, and which of them are among the best so far."""
 
-    def __init__(self, root_token_id: int, tree_budget: int):
+    def __init__(self, root_token_id: int, tree_budget: int, sampling: DraftSampling):
         self.budget = tree_budget
+        self.sampling = sampling
+        self.proposals: dict[int, Proposal] = {}
         self.token_ids, self.parents, self.depths, self.log_probs = [root_token_id], [-1], [0], [0.0]
         self.kept: list[int] = []
         self.newest: list[int] = []
@@ -115,15 +122,17 @@ class _Growth:
         for score, flat in zip(best.tolist(), index.tolist()):
             if score == float("-inf"):
                 break
-            parent = nodes[flat // vocab_size]
-            new.append(len(self.token_ids))
-            self.token_ids.append(flat % vocab_size)
-            self.parents.append(parent)
-            self.depths.append(self.depths[parent] + 1)
-            self.log_probs.append(score)
+            new.append(self._append(flat % vocab_size, nodes[flat // vocab_size], score))
         self.newest = new
         # a stable sort: a parent is at least as probable as its children and precedes them, so none loses its parent
         self.kept = sorted(self.kept + new, key=lambda node: -self.log_probs[node])[: self.budget]
+
+    def _append(self, token_id: int, parent: int, log_prob: float) -> int:
+        self.token_ids.append(token_id)
+        self.parents.append(parent)
+        self.depths.append(self.depths[parent] + 1)
+        self.log_probs.append(log_prob)
+        return len(self.token_ids) - 1
 
     def frontier(self) -> list[int]:
         """The nodes of the newest level that are still kept."""
@@ -151,6 +160,40 @@ class _Growth:
         order = [0, *sorted(self.kept)]
         index = {node: i for i, node in enumerate(order)}
         parents = [-1, *(index[self.parents[node]] for node in order[1:])]
-        tree = DraftTree.from_lists([self.token_ids[node] for node in order], parents)
+        proposals = {index[node]: proposal for node, proposal in self.proposals.items()}
+        tree = DraftTree.from_lists([self.token_ids[node] for node in order], parents, proposals)
         rows = {index[node]: row for row, node in enumerate(self.evaluated) if node in index}
         return tree, rows
+
+
+class _DrawnGrowth(_Growth):
+    """Growth with drawn children. `log_probs` are then estimates of the walk reaching a node.
+
+    At each level the number of children of every node is fixed before any of them is drawn. Every node counts against
+    the budget for good: dropping drawn nodes by their tokens would bias the output.
+    """
+
+    def expand(self, nodes, log_probs):
+        """Give the level half of what is left of the budget, best-first over `nodes`, and draw."""
+        n_level = (self.budget - len(self.kept) + 1) // 2
+        top = log_probs.topk(min(max(1, n_level), log_probs.shape[1]), dim=-1)
+        top_log_probs, top_ids = top.values.tolist(), top.indices.tolist()
+        depth = self.depths[nodes[0]] + 1
+        open_nodes = OpenNodes(self.sampling.policy)
+        for i, node in enumerate(nodes):
+            possible = [value for value in top_log_probs[i] if value > float("-inf")]
+            open_nodes.add(i, self.log_probs[node], possible, self.sampling.acceptance(depth))
+        children = [child for _ in range(n_level) if (child := open_nodes.take())]
+        self.newest = []
+        for i, node in enumerate(nodes):
+            ranks = [(rank, log_reach) for parent, rank, log_reach in children if parent == i]
+            inside = [top_ids[i][rank] for rank, _ in ranks if rank >= 0]
+            drawn = [log_reach for rank, log_reach in ranks if rank < 0]
+            self.newest += [self._append(top_ids[i][rank], node, reach) for rank, reach in ranks if rank >= 0]
+            if drawn:
+                q, replacement = log_probs[i].exp(), self.sampling.policy.replacement
+                request = [(inside, len(drawn))]
+                tokens = self.sampling.randomness.draw_outside(q, request, distinct=not replacement)[0]
+                self.proposals[node] = Proposal(tokens, q, inside, depth, replacement)
+                self.newest += [self._append(token, node, reach) for token, reach in zip(tokens, drawn)]
+        self.kept += self.newest

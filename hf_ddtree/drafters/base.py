@@ -1,9 +1,21 @@
 """What a drafter is to the decoding loop."""
 
 import torch
-from transformers.generation import CandidateGenerator, GenerationConfig
+from transformers.generation import (
+    CandidateGenerator,
+    GenerationConfig,
+    LogitsProcessorList,
+    MinPLogitsWarper,
+    TemperatureLogitsWarper,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
+)
 
-from ..tree import DraftTree
+from ..randomness import Randomness
+from ..tree import POLICIES, DraftTree, Policy
+
+# before anything was observed: what the first drafters settled at, with the weight of a few rounds
+PRIOR_ACCEPTANCE, PRIOR_WEIGHT = 0.3, 4
 
 
 class TreeCandidateGenerator(CandidateGenerator):
@@ -44,6 +56,9 @@ class TreeCandidateGenerator(CandidateGenerator):
             hidden_states: `[1, len(path), taps * H]`, the target's tapped states at these nodes.
         """
 
+    def observe(self, overlaps: list[tuple[int, float]]) -> None:
+        """Take in how the drawn children that were tried fared: their depth, and the overlap of q and p there."""
+
 
 def draft_tree(drafter: TreeCandidateGenerator, input_ids: torch.Tensor, tree_budget: int, max_depth: int) -> DraftTree:
     """The drafter's tree, or the root alone where only one more token may follow."""
@@ -52,8 +67,48 @@ def draft_tree(drafter: TreeCandidateGenerator, input_ids: torch.Tensor, tree_bu
     return drafter.get_candidates(input_ids, tree_budget, max_depth)
 
 
-def draft_temperature(generation_config: GenerationConfig) -> float:
-    """The temperature at which q is taken: the request's, so that the tree covers what will be sampled."""
-    if generation_config.do_sample and generation_config.temperature:
-        return generation_config.temperature
-    return 1.0
+class DraftSampling:
+    """How a drafter turns logits into q, and which children it may give a node, for one request.
+
+    q is taken at the request's temperature and after its stateless warpers (top-k, top-p, min-p), so that the tree covers
+    what will be sampled. Drawn children come from a generator of their own, seeded by the global one if there are any.
+
+    Args:
+        generation_config: the request's settings.
+        policy: the request's; greedy decoding has no use for drawn children.
+    """
+
+    def __init__(self, generation_config: GenerationConfig, policy: Policy):
+        self.policy = policy if generation_config.do_sample else POLICIES["target"]
+        self.warpers = stateless_warpers(generation_config) if generation_config.do_sample else LogitsProcessorList()
+        seed = int(torch.randint(2**62, ())) if self.policy.drawn else None
+        self.randomness = Randomness(seed)
+        self._observed: dict[int, list[float]] = {}
+
+    def warp(self, draft_logits: torch.Tensor) -> torch.Tensor:
+        """The logits of q, `[n, V]`, from raw ones."""
+        return self.warpers(None, draft_logits.float())
+
+    def acceptance(self, depth: int) -> float:
+        """How probable the acceptance of a drawn child at this depth is, from past rounds of this request."""
+        seen = self._observed.get(depth, [])
+        return (PRIOR_ACCEPTANCE * PRIOR_WEIGHT + sum(seen)) / (PRIOR_WEIGHT + len(seen))
+
+    def observe(self, overlaps: list[tuple[int, float]]) -> None:
+        """Learn from the proposals a walk has tried: their depth, and how far q and p overlapped."""
+        for depth, overlap in overlaps:
+            self._observed.setdefault(depth, []).append(overlap)
+
+
+def stateless_warpers(generation_config: GenerationConfig) -> LogitsProcessorList:
+    """Temperature, top-k, top-p and min-p as transformers applies them, in its order."""
+    settings, warpers = generation_config, LogitsProcessorList()
+    if settings.temperature not in (None, 0.0, 1.0):
+        warpers.append(TemperatureLogitsWarper(settings.temperature))
+    if settings.top_k:
+        warpers.append(TopKLogitsWarper(settings.top_k))
+    if settings.top_p is not None and settings.top_p < 1.0:
+        warpers.append(TopPLogitsWarper(settings.top_p))
+    if settings.min_p is not None:
+        warpers.append(MinPLogitsWarper(settings.min_p))
+    return warpers

@@ -4,7 +4,6 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 from transformers.cache_utils import DFlashCache
-from transformers.generation import GenerationConfig
 from transformers.masking_utils import create_bidirectional_sliding_window_mask
 from transformers.modeling_outputs import BaseModelOutputWithPast
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
@@ -20,7 +19,7 @@ from transformers.models.qwen3.modeling_qwen3 import (
 )
 
 from ..tree import build_tree
-from .base import TreeCandidateGenerator, draft_temperature
+from .base import DraftSampling, TreeCandidateGenerator
 
 
 class DFlashConfig(Qwen3Config):
@@ -175,19 +174,19 @@ class DFlashTreeGenerator(TreeCandidateGenerator):
     Args:
         drafter: a `DFlashDraftModel` or transformers' own `MuseGlimmerAssistantModel`.
         target: lends its embedding and its head.
-        generation_config: the request's settings.
+        sampling: how to choose children.
 
     Raises:
         ValueError: if the drafter was made for another target.
     """
 
-    def __init__(self, drafter: PreTrainedModel, target: PreTrainedModel, generation_config: GenerationConfig):
+    def __init__(self, drafter: PreTrainedModel, target: PreTrainedModel, sampling: DraftSampling):
         check_drafter(drafter, target)
         config = drafter.config
         self.drafter = drafter
         self.embed = target.get_input_embeddings()
         self.head = target.get_output_embeddings()
-        self.temperature = draft_temperature(generation_config)
+        self.sampling = sampling
         self.tapped_states = tuple(layer + 1 for layer in config.target_layer_ids)
         self.block_size = config.block_size
         self.mask_token_id = config.mask_token_id
@@ -200,8 +199,13 @@ class DFlashTreeGenerator(TreeCandidateGenerator):
 
     def get_candidates(self, input_ids, tree_budget, max_depth):
         root_token_id = int(input_ids[0, -1])
-        draft_logits = self.draft(root_token_id)[: max_depth] / self.temperature
-        return build_tree(draft_logits, tree_budget, root_token_id)
+        draft_logits = self.sampling.warp(self.draft(root_token_id)[:max_depth])
+        policy, randomness = self.sampling.policy, self.sampling.randomness
+        acceptance = [self.sampling.acceptance(depth) for depth in range(1, len(draft_logits) + 1)]
+        return build_tree(draft_logits, tree_budget, root_token_id, policy, acceptance, randomness)
+
+    def observe(self, overlaps):
+        self.sampling.observe(overlaps)
 
     def commit_path(self, path, hidden_states):
         first = self.context_positions[:, -1:] + 1

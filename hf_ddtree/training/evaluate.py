@@ -6,8 +6,9 @@ import torch
 from tqdm import tqdm
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from ..drafters import DFlashTreeGenerator
+from ..drafters import DFlashTreeGenerator, DraftSampling
 from ..generate import enable
+from ..tree import POLICIES
 from .acceptance import CHAIN, draft
 from .prompts import read_prompts, tokenize
 
@@ -48,7 +49,7 @@ def evaluate(
             torch.manual_seed(seed)
             generator = drafter
             if budget == CHAIN:
-                generator = ChainGenerator(drafter, target, target.generation_config)
+                generator = ChainGenerator(drafter, target, DraftSampling(target.generation_config, POLICIES["target"]))
             output = target.generate(
                 input_ids,
                 assistant_model=generator,
