@@ -3,6 +3,7 @@
 from transformers import MuseGlimmerAssistantModel, PreTrainedModel
 from transformers.generation import GenerationConfig
 
+from ..config import check_model
 from .assistant import AssistantTreeGenerator
 from .base import TreeCandidateGenerator, draft_tree
 from .dflash import DFlashConfig, DFlashDraftModel, DFlashTreeGenerator
@@ -23,7 +24,9 @@ __all__ = [
 
 
 def tree_candidate_generator(
-    assistant_model: PreTrainedModel | TreeCandidateGenerator | None, target: PreTrainedModel, generation_config: GenerationConfig
+    assistant_model: PreTrainedModel | TreeCandidateGenerator | None,
+    target: PreTrainedModel,
+    generation_config: GenerationConfig,
 ) -> TreeCandidateGenerator:
     """The candidate generator for one `generate` call.
 
@@ -47,6 +50,7 @@ def tree_candidate_generator(
             f"assistant_model: a {type(assistant_model).__name__} is no drafter. Pass what hf_ddtree.load_drafter "
             "returns, a causal LM with the target's vocabulary, or None for prompt look-up."
         )
+    check_model(assistant_model, argument="assistant_model")
     vocab_size = target.config.get_text_config(decoder=True).vocab_size
     drafter_vocab_size = assistant_model.config.get_text_config(decoder=True).vocab_size
     if drafter_vocab_size != vocab_size:
