@@ -96,7 +96,8 @@ def check_float32(model, tokenizer, drafters, args):
             plain = generate(model, inputs, seed, **settings)
             for name, drafter in drafters.items():
                 for budget in args.budgets:
-                    tree = generate(model, inputs, seed, assistant_model=drafter, tree_budget=budget, **settings)
+                    options = {"assistant_model": drafter, "tree_budget": budget, "tree_sampling": "target"}
+                    tree = generate(model, inputs, seed, **options, **settings)
                     key = f"{name}/{mode}/{budget}"
                     equal[key] = equal.get(key, 0) + (tree == plain)
                     compared += 1

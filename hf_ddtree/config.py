@@ -3,7 +3,6 @@
 from dataclasses import dataclass
 
 from transformers import GenerationConfig
-from transformers.generation import GenerationMode
 
 from .attention import SUPPORTED_ATTENTION, SUPPORTED_LAYER_TYPES
 from .cache import check_cache
@@ -68,20 +67,24 @@ class TreeConfig:
         return cls(**options)
 
 
-def check_model(model) -> None:
-    """Raise a ValueError if tree decoding does not work for the kind of model, naming what is in the way."""
+def check_model(model, argument: str = "model") -> None:
+    """Raise a ValueError if tree decoding does not work for the kind of model, naming what is in the way.
+
+    Args:
+        argument: what the user passed it as.
+    """
     config = model.config
     text_config = config.get_text_config(decoder=True)
     name = type(model).__name__
     if config.is_encoder_decoder:
-        raise ValueError(f"model: {name} is an encoder-decoder; tree decoding is for decoder-only causal LMs.")
+        raise ValueError(f"{argument}: {name} is an encoder-decoder; tree decoding is for decoder-only causal LMs.")
     if getattr(text_config, "attention_chunk_size", None) is not None:
-        raise ValueError(f"model: {name} has chunked attention, which tree decoding does not support.")
+        raise ValueError(f"{argument}: {name} has chunked attention, which tree decoding does not support.")
     unknown = set(getattr(text_config, "layer_types", None) or ()) - set(SUPPORTED_LAYER_TYPES)
     if unknown or model._is_stateful:
         kind = f"layers of type {sorted(unknown)}" if unknown else "a recurrent state"
         raise ValueError(
-            f"model: {name} has {kind}, where sibling branches would mix. Tree decoding supports "
+            f"{argument}: {name} has {kind}, where sibling branches would mix. Tree decoding supports "
             f"{list(SUPPORTED_LAYER_TYPES)}; call generate without `tree_budget`."
         )
     implementation = text_config._attn_implementation
@@ -92,17 +95,15 @@ def check_model(model) -> None:
         )
 
 
-def check_request(mode: GenerationMode, generation_config: GenerationConfig, mode_kwargs: dict) -> None:
-    """Raise a ValueError for any `generate` argument that does not go together with `tree_budget`.
-
-    Args:
-        mode: what native `generate` would do; tree decoding extends assisted generation.
-        generation_config: the resolved settings.
-        mode_kwargs: `assistant_model`, `streamer`, `tokenizer`, ... as `generate` collected them.
-    """
-    settings = generation_config
+def check_settings(settings: GenerationConfig) -> None:
+    """Raise a ValueError for any setting of `generate` that does not go together with `tree_budget`, naming it."""
     conflicts = {
         "num_beams": (settings.num_beams or 1) > 1,
+        "num_beam_groups": (settings.num_beam_groups or 1) > 1,
+        "constraints": settings.constraints is not None,
+        "force_words_ids": settings.force_words_ids is not None,
+        "penalty_alpha": bool(settings.penalty_alpha),
+        "dola_layers": settings.dola_layers is not None,
         "num_return_sequences": (settings.num_return_sequences or 1) > 1,
         "use_cache": settings.use_cache is False,
         "cache_implementation": settings.cache_implementation not in CACHE_IMPLEMENTATIONS,
@@ -111,7 +112,6 @@ def check_request(mode: GenerationMode, generation_config: GenerationConfig, mod
         "use_mtp": bool(settings.use_mtp),
         "assistant_early_exit": settings.assistant_early_exit is not None,
         "assistant_ensemble_weight": settings.assistant_ensemble_weight is not None,
-        "synced_gpus": bool(mode_kwargs.get("synced_gpus")),
     }
     advice = {
         "num_return_sequences": "call generate once per sequence",
@@ -122,11 +122,20 @@ def check_request(mode: GenerationMode, generation_config: GenerationConfig, mod
     }
     for name, conflicting in conflicts.items():
         if conflicting:
-            value = getattr(settings, name, True)
             way_out = advice.get(name, "drop it, or drop tree_budget")
-            raise ValueError(f"{name}={value!r} does not work with tree_budget: {way_out}.")
-    if mode != GenerationMode.ASSISTED_GENERATION:
-        raise ValueError(f"tree_budget decodes greedily or by sampling, but the settings ask for {mode.value!r}.")
+            raise ValueError(f"{name}={getattr(settings, name)!r} does not work with tree_budget: {way_out}.")
+
+
+def check_mode_kwargs(mode_kwargs: dict) -> None:
+    """Raise a ValueError for arguments of `generate` outside its settings that do not go together with `tree_budget`.
+
+    Args:
+        mode_kwargs: `assistant_model`, `streamer`, `tokenizer`, ... as `generate` collected them.
+    """
+    if "synced_gpus" not in mode_kwargs:  # only a callable that does not ask for it goes without
+        raise ValueError("custom_generate replaces the decoding loop; drop it, or drop tree_budget.")
+    if mode_kwargs["synced_gpus"]:
+        raise ValueError("synced_gpus=True does not work with tree_budget: drop it, or drop tree_budget.")
     if mode_kwargs.get("assistant_tokenizer") is not None:
         raise ValueError("assistant_tokenizer: tree decoding needs a drafter with the target's own vocabulary; drop it.")
 

@@ -8,12 +8,12 @@ from transformers.generation import GenerationConfig
 from transformers.generation.streamers import BaseStreamer
 
 from .cache import commit_path, uncommitted_rows
-from .config import TREE_OPTIONS, TreeConfig, check_inputs, check_model, check_request
+from .config import TREE_OPTIONS, TreeConfig, check_inputs, check_mode_kwargs, check_model, check_settings
 from .drafters import draft_tree, tree_candidate_generator
 from .drafters.prompt_lookup import DEFAULT_DEPTH
 from .output import GenerateDDTreeOutput, Recorder
 from .selfcheck import check_tree_attention
-from .verify import count_padding, prefill, tap, verify_tree
+from .verify import count_padding, deepest_node, prefill, tap, verify_tree
 from .walk import Emitter, walk_tree
 
 
@@ -61,23 +61,18 @@ class TreeGenerationMixin:
         # on this call's own copy of the settings, where transformers keeps such things too
         generation_config._tree_config = tree_config
         if tree_config is not None:
-            if generation_config.cache_implementation == "paged":
-                raise ValueError("cache_implementation='paged' does not work with tree_budget: use the default cache.")
+            # this early, because some settings make `generate` leave for another implementation
+            check_settings(generation_config)
             if generation_config.prompt_lookup_num_tokens is None:
                 # makes it a request for assisted generation even without an assistant_model
                 generation_config.prompt_lookup_num_tokens = DEFAULT_DEPTH
         return generation_config, model_kwargs
 
-    def _extract_generation_mode_kwargs(self, custom_generate, kwargs, *args, **others):
-        if custom_generate is not None and kwargs.get("tree_budget") is not None:
-            raise ValueError("custom_generate replaces the decoding loop; drop it, or drop tree_budget.")
-        return super()._extract_generation_mode_kwargs(custom_generate, kwargs, *args, **others)
-
     def _validate_generation_mode(self, generation_mode, generation_config, generation_mode_kwargs):
         if generation_config._tree_config is None:
             return super()._validate_generation_mode(generation_mode, generation_config, generation_mode_kwargs)
         check_model(self)
-        check_request(generation_mode, generation_config, generation_mode_kwargs)
+        check_mode_kwargs(generation_mode_kwargs)
 
     def _assisted_decoding(self, input_ids, **kwargs):
         if kwargs["generation_config"]._tree_config is None:
@@ -129,7 +124,7 @@ def _tree_decoding(
 
     emitter = Emitter.from_config(input_ids, logits_processor, stopping_criteria, generation_config, streamer)
     recorder = Recorder(options, generation_config, model.device)
-    padding = count_padding(model_kwargs["attention_mask"])
+    padding = count_padding(input_ids, model_kwargs["attention_mask"])
 
     outputs, context = prefill(model, input_ids, generation_config, model_kwargs, drafter.tapped_states)
     drafter.prefill(*context)
@@ -140,7 +135,8 @@ def _tree_decoding(
 
     with uncommitted_rows(cache) as committed, model._optimize_model_for_decode():
         while not emitter.finished:
-            max_depth = generation_config.max_length - emitter.input_ids.shape[1] - 1
+            room = generation_config.max_length - emitter.input_ids.shape[1] - 1
+            max_depth = deepest_node(model, room, model_kwargs["position_ids"])
             with recorder.stage("draft"):
                 tree = draft_tree(drafter, emitter.input_ids[:, padding:], options.tree_budget, max_depth)
             with recorder.stage("verify"):

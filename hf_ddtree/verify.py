@@ -39,7 +39,7 @@ def prefill(model, input_ids, generation_config, model_kwargs, tapped_states: tu
     states = torch.cat(captured, dim=1)
     n = states.shape[1]
     positions = model_kwargs["position_ids"][:, -n:]
-    if model_kwargs["attention_mask"] is not None:
+    if tapped_states and model_kwargs["attention_mask"] is not None:
         valid = model_kwargs["attention_mask"][0, -n:].bool()
         states, positions = states[:, valid.to(states.device)], positions[:, valid]
     return outputs, (states, positions)
@@ -95,6 +95,20 @@ def tap(outputs: ModelOutput, tapped_states: tuple[int, ...], rows: list[int] | 
     return torch.cat([state.to(states[0].device) for state in states], dim=-1)
 
 
-def count_padding(attention_mask: torch.Tensor | None) -> int:
-    """The number of padding tokens left of the prompt."""
-    return 0 if attention_mask is None else int(attention_mask[0].argmax())
+def count_padding(input_ids: torch.Tensor, attention_mask: torch.Tensor | None) -> int:
+    """The number of padding tokens at the left of `input_ids`, whose mask is the end of `attention_mask`."""
+    n = input_ids.shape[1]
+    return 0 if attention_mask is None or n == 0 else int(attention_mask[0, -n:].argmax())
+
+
+def deepest_node(model, room: int, position_ids: torch.Tensor) -> int:
+    """How deep a node may lie: within the room that is left, and on a position the model has.
+
+    Args:
+        room: tokens the generation may still emit after the next one.
+        position_ids: `[1, S]`, ending with the root's.
+    """
+    last_position = getattr(model.config.get_text_config(decoder=True), "max_position_embeddings", None)
+    left = room if last_position is None else last_position - 1 - int(position_ids[0, -1])
+    # plain generate only gets beyond the last position where positions are not learned
+    return room if left < 0 else min(room, left)

@@ -8,8 +8,6 @@ from transformers import PreTrainedTokenizerFast
 
 from hf_ddtree.testing import VOCAB_SIZE, ScriptedDrafter
 
-BUDGET = 12  # small enough that some rounds run out of it
-
 
 def random_ids(length: int, seed: int = 0, vocab_size: int = VOCAB_SIZE) -> torch.Tensor:
     """`[1, length]` random token ids, special tokens excluded; the global random state is left alone."""

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from transformers import GenerationConfig
 
 import hf_ddtree
-from hf_ddtree.drafters import AssistantTreeGenerator, DFlashTreeGenerator, PromptLookupTreeGenerator
+from hf_ddtree.drafters import AssistantTreeGenerator, DFlashTreeGenerator, DraftSampling, PromptLookupTreeGenerator
 from hf_ddtree.drafters.dflash import embed_without_norm
 from hf_ddtree.drafters.prompt_lookup import longest_suffix_matches
 from hf_ddtree.testing import (
@@ -19,12 +19,17 @@ from hf_ddtree.testing import (
     tiny_muse_glimmer_drafter,
     truncated_copy,
 )
+from hf_ddtree.tree import POLICIES
 
 TOLERANCE = {"rtol": 2e-4, "atol": 2e-4}
 
 
 def prompt(length=WINDOW + 8):
     return torch.randint(4, VOCAB_SIZE, (1, length), generator=torch.Generator().manual_seed(1))
+
+
+def sampling(**settings) -> DraftSampling:
+    return DraftSampling(GenerationConfig(**settings), POLICIES["target"])
 
 
 def prefixes(tree):
@@ -106,7 +111,7 @@ def test_the_window_of_a_dflash_drafter_is_kept():
         drafts = []
         for first in (5, 6):
             sequence = prompt()
-            generator = DFlashTreeGenerator(drafter, target, GenerationConfig(do_sample=False))
+            generator = DFlashTreeGenerator(drafter, target, sampling())
             states = torch.randn(1, 20, 64, generator=torch.Generator().manual_seed(0))
             states[:, 0] = first
             generator.prefill(states, torch.arange(20)[None])
@@ -120,8 +125,7 @@ def test_temperature_shapes_the_dflash_tree():
     drafter = tiny_dflash_drafter(target)
     depths = []
     for temperature in (0.01, 100.0):
-        settings = GenerationConfig(do_sample=True, temperature=temperature)
-        generator = DFlashTreeGenerator(drafter, target, settings)
+        generator = DFlashTreeGenerator(drafter, target, sampling(do_sample=True, temperature=temperature))
         generator.prefill(torch.randn(1, 3, 64, generator=torch.Generator().manual_seed(0)), torch.arange(3)[None])
         depths.append(int(generator.get_candidates(prompt(), 8, 10).depths.max()))
     assert depths == [4, 1]
@@ -166,7 +170,7 @@ def test_a_doubtful_causal_lm_stops_early():
     sizes = []
     for threshold in (0.0, 1.1):
         target.generation_config.assistant_confidence_threshold = threshold
-        generator = AssistantTreeGenerator(target, GenerationConfig(do_sample=False))
+        generator = AssistantTreeGenerator(target, sampling())
         sizes.append(int(generator.get_candidates(prompt(), 8, 10).depths.max()))
     assert sizes[0] > 1 and sizes[1] == 1
 

@@ -38,7 +38,13 @@ def assert_equal_to_plain(model, make_drafter, do_sample):
     drafter = make_drafter(model, plain[0].tolist())
     hf_ddtree.enable(model)
     output = generate(
-        model, prompt, do_sample, assistant_model=drafter, tree_budget=12, return_dict_in_generate=True
+        model,
+        prompt,
+        do_sample,
+        assistant_model=drafter,
+        tree_budget=12,
+        tree_sampling="target",  # the policy that keeps to plain sampling's random numbers
+        return_dict_in_generate=True,
     )
     assert output.sequences.tolist() == plain.tolist()
     assert len(set(plain[0].tolist())) > 16, "a repetitive output would hide faults"

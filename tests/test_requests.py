@@ -294,7 +294,8 @@ def test_a_sampled_run_uses_the_global_random_state_as_plain_sampling_does(make_
     settings = {"max_new_tokens": NEW_TOKENS, "do_sample": True}
     plain = generate(model, PROMPT, **settings)
     state = torch.get_rng_state()
-    tree = generate(model, PROMPT, assistant_model=make_drafter(model), tree_budget=8, **settings)
+    options = {"assistant_model": make_drafter(model), "tree_budget": 8, "tree_sampling": "target"}
+    tree = generate(model, PROMPT, **options, **settings)
     assert tree.tolist() == plain.tolist()
     assert torch.equal(torch.get_rng_state(), state)
 

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from transformers import LogitsProcessorList
 
 import hf_ddtree
+from examples.sampling import check_distribution
 from hf_ddtree.drafters.assistant import _DrawnGrowth
 from hf_ddtree.randomness import Randomness
 from hf_ddtree.testing import tiny_dflash_drafter, tiny_model
@@ -135,25 +136,30 @@ def largest_difference(distribution: dict, expected: dict) -> float:
 
 def dflash_trees(draft_logits, tree_budget, policy):
     def make_tree(prefix, room, randomness):
-        acceptance = [0.4] * len(draft_logits)
+        acceptance = [0.8] * len(draft_logits)  # high, so that small trees too have drawn children
         return build_tree(draft_logits[: room - 1], tree_budget, 0, policy, acceptance, randomness)
 
     return make_tree
 
 
 # vocabulary, length, budget: up to depth 3, small enough to run through all choices
-SIZES = [(3, 3, 3), (4, 3, 3), (5, 2, 4), (6, 2, 3), (3, 4, 3)]
+SIZES = [(3, 3, 3), (4, 3, 2), (5, 2, 4), (6, 2, 3), (3, 4, 2)]
+SPECTR_SIZES = [(3, 3, 2), (4, 2, 3), (6, 2, 2), (3, 4, 2)]  # draws with replacement have the most outcomes
 
 
 @pytest.mark.parametrize("q_kind", ["full", "zeros", "one-hot"])
 @pytest.mark.parametrize("p_kind", ["full", "banned", "one-hot"])
 @pytest.mark.parametrize("policy", POLICIES)
 def test_trees_over_marginals_are_exact(policy, p_kind, q_kind):
-    for seed, (vocab_size, length, tree_budget) in enumerate(SIZES):
+    drew = False
+    for seed, (vocab_size, length, tree_budget) in enumerate(SPECTR_SIZES if policy == "spectr" else SIZES):
         p = table(vocab_size, length, p_kind, seed)
         make_tree = dflash_trees(marginals(vocab_size, length - 1, q_kind, seed), tree_budget, POLICIES[policy])
         distribution = outcomes(lambda randomness: generate(p, length, make_tree, randomness))
         assert largest_difference(distribution, exact(p, length)) < 1e-12
+        drew |= bool(make_tree((), length, Scripted([])).proposals)
+    if policy != "target" and q_kind != "one-hot":
+        assert drew, "the cases must have drawn children"
 
 
 class FixedSampling:
@@ -163,7 +169,7 @@ class FixedSampling:
         self.policy, self.randomness = policy, randomness
 
     def acceptance(self, depth):
-        return 0.4
+        return 0.8
 
 
 @pytest.mark.parametrize("policy", DRAWING)
@@ -203,15 +209,15 @@ def test_the_enumeration_catches_leviathan_on_deterministic_children():
 
 def test_the_enumeration_catches_a_shape_that_reacts_to_drawn_tokens():
     """Dropping drawn children that are improbable under q, as a budget spent after drawing would."""
-    p, draft_logits = table(4, 2, "full", 0), marginals(4, 1, "full", 0)
-    honest = dflash_trees(draft_logits, 3, POLICIES["hybrid"])
+    p, draft_logits = table(4, 2, "full", 0), marginals(4, 1, "full", 2)
+    honest = dflash_trees(draft_logits, 2, POLICIES["hybrid"])
 
     def reacting(prefix, room, randomness):
         tree = honest(prefix, room, randomness)
         kept = {
             node: proposal
             for node, proposal in tree.proposals.items()
-            if all(proposal.outside(p[()])[token] > 0.5 for token in proposal.tokens)
+            if all(proposal.outside(p[()])[token] > 0.3 for token in proposal.tokens)
         }
         return DraftTree(tree.token_ids, tree.parents, tree.depths, kept)
 
@@ -290,6 +296,16 @@ def test_draws_without_replacement_have_their_distribution():
 
 
 # --- through generate -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_samples_through_generate_have_the_target_distribution(policy):
+    """5,000 samples of three tokens under top-k, top-p and a repetition penalty. `examples/sampling.py` takes more."""
+    report = check_distribution(policy, n_samples=5000, seed=0)
+    print(report)
+    assert report["total_variation"] < report["band"]
+    assert report["p_value"] > 1e-3
+
 
 
 def sample(model, drafter, policy, prompt, seed):

@@ -1,5 +1,7 @@
 """What a drafter is to the decoding loop."""
 
+from functools import cached_property
+
 import torch
 from transformers.generation import (
     CandidateGenerator,
@@ -81,9 +83,12 @@ class DraftSampling:
     def __init__(self, generation_config: GenerationConfig, policy: Policy):
         self.policy = policy if generation_config.do_sample else POLICIES["target"]
         self.warpers = stateless_warpers(generation_config) if generation_config.do_sample else LogitsProcessorList()
-        seed = int(torch.randint(2**62, ())) if self.policy.drawn else None
-        self.randomness = Randomness(seed)
         self._observed: dict[int, list[float]] = {}
+
+    @cached_property
+    def randomness(self) -> Randomness:
+        """A generator of its own. Its seed is one draw from the global one, taken when the first child is drawn."""
+        return Randomness(int(torch.randint(2**62, ())))
 
     def warp(self, draft_logits: torch.Tensor) -> torch.Tensor:
         """The logits of q, `[n, V]`, from raw ones."""

@@ -200,9 +200,11 @@ class DFlashTreeGenerator(TreeCandidateGenerator):
     def get_candidates(self, input_ids, tree_budget, max_depth):
         root_token_id = int(input_ids[0, -1])
         draft_logits = self.sampling.warp(self.draft(root_token_id)[:max_depth])
-        policy, randomness = self.sampling.policy, self.sampling.randomness
+        policy = self.sampling.policy
+        if not policy.drawn:
+            return build_tree(draft_logits, tree_budget, root_token_id)
         acceptance = [self.sampling.acceptance(depth) for depth in range(1, len(draft_logits) + 1)]
-        return build_tree(draft_logits, tree_budget, root_token_id, policy, acceptance, randomness)
+        return build_tree(draft_logits, tree_budget, root_token_id, policy, acceptance, self.sampling.randomness)
 
     def observe(self, overlaps):
         self.sampling.observe(overlaps)
