@@ -11,6 +11,7 @@ decoding of the same prefix, and the exit status is 1 if one is further than 4 u
 import argparse
 import json
 import time
+from pathlib import Path
 
 import torch
 from tqdm import tqdm
@@ -19,20 +20,7 @@ import hf_ddtree
 from hf_ddtree.embedded import load_embedded
 from hf_ddtree.testing import tiny_dflash_drafter, truncated_copy
 
-PROMPTS = [
-    "Explain photosynthesis in two paragraphs.",
-    "Write a Python function that returns the n-th Fibonacci number, with comments.",
-    "Repeat this list three times: apples, pears, plums, cherries, grapes.",
-    "Tom has 12 apples. He gives 5 to Ann and buys 9 more. How many has he now? Think step by step.",
-    "Translate into French: The weather is nice today and we are going to the beach.",
-    "Write a short story about a lighthouse keeper who finds a letter.",
-    "Summarise: The committee met on Monday. It agreed on the budget. The next meeting of the committee is on Friday.",
-    'Return a JSON object with the keys "name", "age" and "city" for a fictional person.',
-    "List ten capitals of European countries, one per line.",
-    "What is the difference between a stack and a queue?",
-    "Write a polite email to a landlord about a broken heater.",
-    "Complete the poem: Roses are red, violets are blue,",
-]
+PROMPTS = [row["prompt"] for row in map(json.loads, Path(__file__).with_name("prompts.jsonl").open())][:12]
 SAMPLING = {"do_sample": True, "temperature": 0.7, "top_p": 0.9, "repetition_penalty": 1.2}
 MAX_ULPS = 4
 

@@ -100,6 +100,9 @@ class Policy:
     replacement: bool = False
 
 
+# Drawn children come from a sharpened q: marginals are flatter than the distributions along any one path. Any proposal is
+# exact; 0.8 accepted 7% more of the drawn children than 1.0 at temperature 1, with a DFlash drafter of SmolLM2-135M.
+PROPOSAL_TEMPERATURE = 0.8
 MOST_DRAWN = 8  # further draws at one node are hardly ever reached
 POLICIES = {
     "target": Policy(deterministic=True, drawn=0),
@@ -154,7 +157,7 @@ def build_tree(
     depths = torch.tensor([0, *(level + 1 for level in levels)])
     proposals = {}
     if policy.drawn:
-        q = draft_logits.softmax(dim=-1)
+        q = (draft_logits / PROPOSAL_TEMPERATURE).softmax(dim=-1)
         ids = top_ids.tolist()
         for level, parents_drawn in drawn_by_level(levels, ranks, parents).items():
             requests = [(ids[level][:n_deterministic], len(nodes)) for n_deterministic, nodes in parents_drawn.values()]
