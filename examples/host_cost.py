@@ -4,10 +4,12 @@
 
 Measured on a stand-in of SmolLM2's shape for the cache, without running a model: building the tree from draft logits,
 its mask, the walk down 4 accepted tokens, and the commit. Medians over `--repeats` rounds. The scan of the vocabulary (top-k
-and normaliser of the draft logits) is shown beside the total, not in it.
+and normaliser of the draft logits) is shown beside the total, not in it. "sampled walk" is the walk of the same path under
+sampling, by policy; its difference from "target" is what drawn children cost there.
 """
 
 import argparse
+import itertools
 import json
 import statistics
 import time
@@ -18,6 +20,8 @@ from transformers import AutoConfig, DynamicCache, LogitsProcessorList, MaxLengt
 import hf_ddtree
 from hf_ddtree.attention import tree_attention_mask
 from hf_ddtree.cache import commit_path
+from hf_ddtree.randomness import Randomness
+from hf_ddtree.tree import POLICIES
 from hf_ddtree.walk import Emitter, walk_tree
 
 VOCAB_SIZE, LAYERS, KV_HEADS, HEAD_DIM = 49_152, 30, 3, 64
@@ -32,7 +36,9 @@ def main():
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
     report = {budget: measure(budget, args.repeats) for budget in args.budgets}
-    print(json.dumps({"threads": args.threads, "vocab_size": VOCAB_SIZE, "milliseconds": report}))
+    sampled = {policy: sampled_walk(policy, args.repeats) for policy in POLICIES}
+    figures = {"milliseconds": report, "sampled walk": sampled}
+    print(json.dumps({"threads": args.threads, "vocab_size": VOCAB_SIZE, **figures}))
 
 
 @torch.no_grad()
@@ -69,21 +75,39 @@ def one_round(draft_logits: torch.Tensor, budget: int) -> dict[str, float]:
 
     path = deep_path(tree)
     node_logits = target_logits(tree, path)
-    emitter = Emitter(
-        torch.zeros(1, CONTEXT, dtype=torch.long),
-        LogitsProcessorList(),
-        StoppingCriteriaList([MaxLengthCriteria(10 * CONTEXT)]),
-        do_sample=False,
-    )
-    start = clock()
-    walked = walk_tree(tree, node_logits, emitter)
-    seconds["walk"] = clock() - start
-    assert walked == path
+    seconds["walk"] = walk_seconds(tree, path, node_logits, do_sample=False)
 
     fill(cache, len(tree))
     start = clock()
     commit_path(cache, path, len(tree))
     seconds["commit"] = clock() - start
+    return seconds
+
+
+@torch.no_grad()
+def sampled_walk(policy: str, repeats: int) -> float:
+    """Median milliseconds of a walk under sampling at budget 64, every draw on the path being rejected."""
+    draft_logits = 3 * torch.randn(DEPTH, VOCAB_SIZE, generator=torch.Generator().manual_seed(0))
+    tree = hf_ddtree.build_tree(draft_logits, 64, 0, POLICIES[policy], [0.3] * DEPTH, Randomness(0))
+    path = deep_path(tree)
+    logits = 1e4 * target_logits(tree, path)
+    times = [walk_seconds(tree, path, logits, do_sample=True) for _ in range(repeats + 2)][2:]
+    return round(1000 * statistics.median(times) * (ACCEPTED + 1) / len(path), 3)
+
+
+def walk_seconds(tree, path: list[int], node_logits: torch.Tensor, do_sample: bool) -> float:
+    """Seconds of a walk that takes `path`."""
+    emitter = Emitter(
+        torch.zeros(1, CONTEXT, dtype=torch.long),
+        LogitsProcessorList(),
+        StoppingCriteriaList([MaxLengthCriteria(10 * CONTEXT)]),
+        do_sample=do_sample,
+    )
+    start = time.perf_counter()
+    walked = walk_tree(tree, node_logits, emitter)
+    seconds = time.perf_counter() - start
+    if walked != path:
+        raise RuntimeError(f"the walk took {walked}, not {path}")
     return seconds
 
 
@@ -106,7 +130,7 @@ def deep_path(tree) -> list[int]:
 def target_logits(tree, path: list[int]) -> torch.Tensor:
     """Logits under which the walk takes `path` and then leaves the tree."""
     logits = torch.zeros(1, len(tree), VOCAB_SIZE)
-    for node, child in zip(path, path[1:]):
+    for node, child in itertools.pairwise(path):
         logits[0, node, tree.token_ids[child]] = 1
     outside = next(token for token in range(VOCAB_SIZE) if tree.child(path[-1], token) is None)
     logits[0, path[-1], outside] = 1

@@ -86,34 +86,43 @@ class Emitter:
         p = scores.softmax(dim=-1)
         if proposal is None:
             return torch.multinomial(p, num_samples=1)
-        self.overlaps.append((proposal.depth, overlap(p[0], proposal)))
-        return torch.full_like(self.input_ids[:, :1], choose_with_proposal(p[0], proposal, self.randomness))
+        token, overlap = choose_with_proposal(p[0], proposal, self.randomness)
+        self.overlaps.append((proposal.depth, overlap))
+        return torch.full_like(self.input_ids[:, :1], token)
 
 
-def choose_with_proposal(p: torch.Tensor, proposal: Proposal, randomness: Randomness) -> int:
+def choose_with_proposal(p: torch.Tensor, proposal: Proposal, randomness: Randomness) -> tuple[int, float]:
     """A token distributed as p that is a child of the node as often as the proposal allows.
 
     Args:
         p: `[V]`, the target's distribution after all processors.
         proposal: the drawn children.
         randomness: where flips and draws come from.
+
+    Returns:
+        The token, and the overlap sum_v min(p(v), q(v)) / (1 - p(S)), q being restricted to the tokens outside the
+        deterministic children S: how probable the acceptance of one draw is, once p leaves S. It estimates the same as
+        the flips do, with less variance.
     """
+    q = proposal.outside(p)
+    outside = 1 - float(p[proposal.inside].sum())
+    overlap = float(torch.minimum(p, q).sum()) / outside if outside > 0 else 0.0
     rule = k_sequential if proposal.replacement else recursive_rejection
-    return rule(p, proposal, randomness)
+    return rule(p, q, proposal.tokens, randomness), overlap
 
 
-def recursive_rejection(p: torch.Tensor, proposal: Proposal, randomness: Randomness) -> int:
+def recursive_rejection(p: torch.Tensor, q: torch.Tensor, tokens: list[int], randomness: Randomness) -> int:
     """Accept x_i with min(1, r(x_i) / q_i(x_i)); else r <- norm(max(0, r - q_i)); at the end y ~ r.
 
-    r starts as p, q_1 is q outside the deterministic children S, and q_{i+1} is q_i without x_i: what x_{i+1} was drawn
+    r starts as p, q_1 is q, zero at the deterministic children S, and q_{i+1} is q_i without x_i: what x_{i+1} was drawn
     from. Each step is speculative sampling of r by q_i, whose residual is taken over the whole vocabulary; so the result
     has distribution p for every S and any number of draws. With one draw P(accept) = sum_v min(p(v), q_1(v)), and with
     S the walk also goes on with probability p(S).
 
     Source: Leviathan et al. (arXiv 2211.17192), Appendix A.1, applied recursively as in Sequoia (arXiv 2402.12374).
     """
-    residual, q = p, proposal.outside(p)
-    for token in proposal.tokens:
+    residual = p
+    for token in tokens:
         if randomness.flip(float(residual[token] / q[token])):
             return token
         residual = normalised(residual - q, otherwise=residual)
@@ -123,7 +132,7 @@ def recursive_rejection(p: torch.Tensor, proposal: Proposal, randomness: Randomn
     return randomness.draw(residual)
 
 
-def k_sequential(p: torch.Tensor, proposal: Proposal, randomness: Randomness) -> int:
+def k_sequential(p: torch.Tensor, q: torch.Tensor, tokens: list[int], randomness: Randomness) -> int:
     """Accept the first x_i with probability min(1, p(x_i) / (g q(x_i))); at the end y ~ norm(p - c min(q, p / g)).
 
     x_1 .. x_k are independent draws from q, b = sum_v min(q(v), p(v) / g) is the probability that one is accepted,
@@ -131,10 +140,10 @@ def k_sequential(p: torch.Tensor, proposal: Proposal, randomness: Randomness) ->
 
     Source: Sun et al., SpecTr (arXiv 2310.15141), Algorithm 3 and Theorem 1.
     """
-    q, k = proposal.outside(p), len(proposal.tokens)
+    k = len(tokens)
     gamma = solve_gamma(p, q, k)
     accepted = torch.minimum(q, p / gamma)
-    for token in proposal.tokens:
+    for token in tokens:
         if randomness.flip(float(accepted[token] / q[token])):
             return token
     beta = float(accepted.sum())
@@ -163,17 +172,6 @@ def normalised(weights: torch.Tensor, otherwise: torch.Tensor) -> torch.Tensor:
     positive = weights.clamp(min=0)
     total = positive.sum()
     return positive / total if total > 0 else otherwise
-
-
-def overlap(p: torch.Tensor, proposal: Proposal) -> float:
-    """sum_v min(p(v), q(v)) / (1 - p(S)) over v outside S: how probable a first draw's acceptance is outside S.
-
-    Estimates the same as the accepted draws do, with less variance.
-    """
-    outside = p.clone()
-    outside[proposal.inside] = 0
-    total = float(outside.sum())
-    return float(torch.minimum(outside, proposal.outside(p)).sum()) / total if total > 0 else 0.0
 
 
 def walk_tree(tree: DraftTree, node_logits: torch.Tensor, emitter: Emitter) -> list[int]:
