@@ -10,7 +10,7 @@ demo: $(READY)
 
 # PASSIVE: idle threads sleep. Where they spin, two busy processes slow each other many times over.
 test: $(READY)
-	OMP_WAIT_POLICY=PASSIVE $(VENV)/bin/python -m pytest
+	OMP_WAIT_POLICY=PASSIVE $(VENV)/bin/python -m pytest --numprocesses=auto --maxprocesses=4 --dist=loadfile
 
 # --no-deps: see pyproject.toml, at the extras `embedded` and `test`
 $(READY): pyproject.toml constraints.txt

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 EXAMPLE = Path(__file__).parent.parent / "examples" / "exactness.py"
-SAMPLE = ["--prompts", "2", "--max-new-tokens", "24", "--budgets", "8", "40"]
+SAMPLE = ["--prompts", "1", "--max-new-tokens", "20", "--budgets", "12"]
 
 
 def run(*arguments) -> dict:
@@ -24,11 +24,11 @@ def run(*arguments) -> dict:
 @pytest.mark.usefixtures("embedded")  # converted once, not by two processes
 def test_float32_tokens_are_equal_greedy_and_sampled():
     report = run()
-    assert report["compared"] == 2 * 2 * 3 * 2  # prompts, modes, drafters, budgets
+    assert report["compared"] == 2 * 3  # modes, drafters
     assert sum(report["equal"].values()) == report["compared"]
 
 
 @pytest.mark.usefixtures("embedded")
 def test_bfloat16_tokens_are_near_ties_of_the_maximum():
     report = run("--dtype", "bfloat16", "--drafters", "prompt_lookup", "truncated")["teacher_forced"]
-    assert report["truncated/8"]["tokens"] > 24
+    assert report["truncated/12"]["tokens"] == 20

@@ -162,7 +162,7 @@ def shrink_fc(state):
         ({"weights": shrink_fc}, "fc.weight"),
         ({"num_hidden_layers": 3, "layer_types": ["full_attention"] * 3}, "11 missing keys"),
     ],
-    ids=str,
+    ids=lambda value: value if isinstance(value, str) else "",
 )
 def test_a_layout_that_does_not_fit_is_refused_by_name(change, message, checkpoint):
     with pytest.raises(ValueError, match=message):

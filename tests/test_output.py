@@ -36,7 +36,8 @@ def tree_arguments(name: str, model, sequence) -> dict:
         "causal-lm": lambda: model,
         "look-up": lambda: None,
     }[name]()
-    return {"assistant_model": drafter, "tree_budget": 12}
+    # "target": the policy that keeps to plain sampling's random numbers
+    return {"assistant_model": drafter, "tree_budget": 12, "tree_sampling": "target"}
 
 
 def assert_close(actual, expected):

@@ -5,8 +5,9 @@ from pathlib import Path
 
 import torch
 from accelerate import PartialState
+from accelerate.utils import set_seed
 from tqdm import tqdm
-from transformers import PreTrainedModel, PreTrainedTokenizerBase, set_seed
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from .data import Sequence, shard_path, write_shard
 from .prompts import read_prompts, self_instruct, tokenize

@@ -8,8 +8,9 @@ from pathlib import Path
 
 import torch
 from accelerate import Accelerator
+from accelerate.utils import set_seed
 from tqdm import tqdm
-from transformers import PreTrainedModel, set_seed
+from transformers import PreTrainedModel
 
 from ..drafters import DFlashConfig, DFlashDraftModel
 from ..drafters.dflash import evenly_spaced_layers
