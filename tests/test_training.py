@@ -1,6 +1,8 @@
 """The training commands on a tiny target, end to end: generate, train, be killed, resume, evaluate, load."""
 
 import json
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -14,6 +16,7 @@ from hf_ddtree.training.__main__ import main
 from hf_ddtree.training.acceptance import CHAIN, accepted_length, draft
 from hf_ddtree.training.blocks import IGNORED, draft_blocks, make_batch, target_states
 from hf_ddtree.training.data import Sequence, batches, read_shards, shard_path, split_held_out, write_shard
+from hf_ddtree.training.features import compute_features, read_features
 from hf_ddtree.training.loss import candidate_tokens, draft_loss
 from test_drafters import draft_from_scratch
 
@@ -123,6 +126,39 @@ def test_blocks_are_drafted_as_in_generation():
             successors = sequence.tokens[anchor + 1 : anchor + 1 + batch.labels.shape[-1]]
             assert batch.labels[row, block, : len(successors)].tolist() == successors.tolist()
             assert (batch.labels[row, block, len(successors) :] == IGNORED).all()
+
+
+def test_stored_hidden_states_are_those_of_the_sequence(tmp_path):
+    """Also where held-out sequences lie between the others."""
+    target = tiny_model("llama").requires_grad_(False)
+    generator = torch.Generator().manual_seed(0)
+    sequences = [Sequence(torch.randint(4, VOCAB_SIZE, (5 + i,), generator=generator), 3, 0.0) for i in range(9)]
+    write_shard(shard_path(tmp_path, 0), sequences[:5], {})
+    write_shard(shard_path(tmp_path, 1), sequences[5:], {})
+    sequences = read_shards(tmp_path)
+    for process in range(2):
+        compute_features(target, sequences, [0, 2], tmp_path / "states", 4, process, num_processes=2)
+    training, _ = split_held_out(sequences, 3)
+    batch = make_batch(training, 2, 4, generator)
+    expected, _ = target_states(target, batch, [0, 2])
+    stored = read_features(tmp_path / "states", training)
+    torch.testing.assert_close(stored[batch.valid], expected[batch.valid], rtol=2e-4, atol=2e-4)
+    with pytest.raises(ValueError, match="other layers"):
+        compute_features(target, sequences, [1, 2], tmp_path / "states", 4)
+
+
+def test_two_processes_share_the_work(folder):
+    launch = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2", "-m", "hf_ddtree.training"]
+    options = ["--model", str(folder / "target"), "--dtype", "float32"]
+    data, output = folder / "data2", folder / "two"
+    generate = ["--prompts", str(folder / "prompts.jsonl"), "--output", str(data), "--shards", "2", "--shard-size", "40"]
+    subprocess.run([*launch, "generate", *options, *generate, "--max-new-tokens", "12"], check=True, timeout=120)
+    small = "--steps 4 --evaluate-every 4 --batch-size 4 --anchors 4 --block-size 3 --num-layers 1 --layer-ids 0 2"
+    small += " --held-out 4 --frequent 0 --negatives 0 --mixed-precision no --mask-token-id 3"
+    paths = ["--data", str(data), "--output", str(output), "--features", str(folder / "states")]
+    subprocess.run([*launch, "train", *options, *paths, *small.split()], check=True, timeout=120)
+    assert len(list((folder / "states").iterdir())) == 2
+    assert hf_ddtree.load_drafter(output).config.block_size == 3
 
 
 def test_loss_over_the_whole_vocabulary_is_weighted_cross_entropy():

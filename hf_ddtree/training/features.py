@@ -14,9 +14,17 @@ from .data import Sequence
 
 
 def compute_features(
-    target: PreTrainedModel, sequences: list[Sequence], layer_ids: list[int], folder: Path, batch_size: int
+    target: PreTrainedModel,
+    sequences: list[Sequence],
+    layer_ids: list[int],
+    folder: Path,
+    batch_size: int,
+    process_index: int = 0,
+    num_processes: int = 1,
 ) -> None:
     """Write the tapped states of every shard that has no file yet: `states` `[T, taps * H]`, in order of the shard.
+
+    `sequences` are all sequences of their shards. Of several processes each writes its part of the shards.
 
     Raises:
         ValueError: if `folder` holds states of other layers.
@@ -24,7 +32,8 @@ def compute_features(
     folder.mkdir(parents=True, exist_ok=True)
     wanted = {"layer_ids": " ".join(map(str, layer_ids))}
     shards = [list(group) for _, group in groupby(sequences, key=lambda sequence: sequence.shard)]
-    for shard in tqdm(shards, desc="hidden states", unit="shard"):
+    mine = shards[process_index::num_processes]
+    for shard in tqdm(mine, desc="hidden states", unit="shard", disable=process_index > 0):
         path = folder / shard[0].shard
         if path.exists():
             with safe_open(path, framework="pt") as file:

@@ -45,7 +45,7 @@ class GenerateConfig:
 
 def generate_shards(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, config: GenerateConfig) -> None:
     """Write the shards that are missing; under `accelerate launch` each process writes its part of them."""
-    state = PartialState()
+    state = PartialState(cpu=not torch.accelerator.is_available())  # without it CPU processes would not find each other
     config.output.mkdir(parents=True, exist_ok=True)
     prompts = None if config.prompts is None else file_prompts(tokenizer, config)
     mine = range(state.process_index, config.shards, state.num_processes)

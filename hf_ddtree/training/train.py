@@ -90,9 +90,11 @@ def train(target: PreTrainedModel, config: TrainConfig) -> None:
         target: frozen; in the dtype it should run in.
     """
     start = time.time()
-    accelerator = Accelerator(mixed_precision=config.mixed_precision)
+    on_cpu = not torch.accelerator.is_available()  # without it CPU processes would not find each other
+    accelerator = Accelerator(mixed_precision=config.mixed_precision, cpu=on_cpu)
     set_seed(config.seed)
-    training, held_out = split_held_out(read_shards(config.data), config.held_out)
+    sequences = read_shards(config.data)
+    training, held_out = split_held_out(sequences, config.held_out)
     config.output.mkdir(parents=True, exist_ok=True)
     target = target.to(accelerator.device).eval().requires_grad_(False)
     drafter = new_drafter(target, config).to(accelerator.device)
@@ -101,20 +103,27 @@ def train(target: PreTrainedModel, config: TrainConfig) -> None:
     checkpoint = config.output / "checkpoint.safetensors"
     if checkpoint.exists():
         progress = load_checkpoint(checkpoint, drafter, optimizers)
-    if config.features is not None and accelerator.is_main_process:
-        compute_features(target, training, drafter.config.target_layer_ids, config.features, config.batch_size)
+    if config.features is not None:
+        mine = (accelerator.process_index, accelerator.num_processes)
+        compute_features(target, sequences, drafter.config.target_layer_ids, config.features, config.batch_size, *mine)
     accelerator.wait_for_everyone()
     model = accelerator.prepare_model(drafter)
     frequent = most_frequent(training, config.frequent)
 
-    steps = tqdm(range(progress["step"], config.steps), initial=progress["step"], total=config.steps, unit="step")
+    steps = tqdm(
+        range(progress["step"], config.steps),
+        initial=progress["step"],
+        total=config.steps,
+        unit="step",
+        disable=not accelerator.is_main_process,
+    )
     counts, losses, before = 0, [], progress["seconds"]
     for step in steps:
         for optimizer in optimizers:
             set_learning_rate(optimizer, learning_rate(step, config))
-        for sequences, generator in step_batches(training, config, step, accelerator):
-            batch = make_batch(sequences, config.anchors, config.block_size, generator).to(accelerator.device)
-            states = states_for(target, drafter.config, batch, sequences, config)
+        for chosen, generator in step_batches(training, config, step, accelerator):
+            batch = make_batch(chosen, config.anchors, config.block_size, generator).to(accelerator.device)
+            states = states_for(target, drafter.config, batch, chosen, config)
             loss, right = batch_loss(model, drafter.config, target, batch, states, frequent, config, accelerator)
             accelerator.backward(loss / config.accumulate)
             losses.append(float(loss.detach()))
