@@ -16,6 +16,8 @@ def check_cache(cache: Cache) -> None:
     Static layers have no room for a tree, quantised ones lose precision when rows are written back, and recurrent
     states of sibling branches mix.
     """
+    if cache.offloading:
+        raise ValueError("cache: rows of an offloaded cache move between devices while a tree is committed; use a plain one.")
     for layer in cache.layers:
         if type(layer) not in COMPACTABLE_LAYERS:
             raise ValueError(
@@ -40,6 +42,8 @@ def uncommitted_rows(cache: Cache):
     of a round, the cache is as plain `generate` leaves it: without rows of a tree that was not committed, and no longer
     recording past rows, which would cost memory in the next prefill.
     """
+    sliding = [layer for layer in cache.layers if isinstance(layer, DynamicSlidingWindowLayer)]
+    recorded = [layer.record_past for layer in sliding]
     cache.activate_past_recording()
     committed = Committed(cache.get_seq_length())
     try:
@@ -47,8 +51,8 @@ def uncommitted_rows(cache: Cache):
     finally:
         for layer in cache.layers:
             layer.crop(min(0, committed.length - layer.get_seq_length()))
-            if isinstance(layer, DynamicSlidingWindowLayer):
-                layer.record_past = False
+        for layer, record_past in zip(sliding, recorded):
+            layer.record_past = record_past
 
 
 def commit_path(cache: Cache, path: list[int], n_nodes: int) -> None:

@@ -11,7 +11,7 @@ from .tree import POLICIES, Policy
 TREE_OPTIONS = ("tree_budget", "tree_sampling", "tree_trace", "tree_timing")
 # a forward over this many tokens costs as much as a long prompt, every round; a larger number is a slip
 LARGEST_BUDGET = 16_384
-CACHE_IMPLEMENTATIONS = (None, "dynamic", "offloaded")
+CACHE_IMPLEMENTATIONS = (None, "dynamic")
 
 
 @dataclass(frozen=True)
@@ -104,6 +104,7 @@ def check_settings(settings: GenerationConfig) -> None:
         "force_words_ids": settings.force_words_ids is not None,
         "penalty_alpha": bool(settings.penalty_alpha),
         "dola_layers": settings.dola_layers is not None,
+        "prompt_lookup_num_tokens": settings.prompt_lookup_num_tokens == 0,
         "num_return_sequences": (settings.num_return_sequences or 1) > 1,
         "use_cache": settings.use_cache is False,
         "cache_implementation": settings.cache_implementation not in CACHE_IMPLEMENTATIONS,
@@ -115,6 +116,7 @@ def check_settings(settings: GenerationConfig) -> None:
     }
     advice = {
         "num_return_sequences": "call generate once per sequence",
+        "prompt_lookup_num_tokens": "it is the depth of the tree, at least 1",
         "use_cache": "leave it at True",
         "cache_implementation": "use the default dynamic cache",
         "output_hidden_states": "pass True or False",

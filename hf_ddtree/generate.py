@@ -68,6 +68,11 @@ class TreeGenerationMixin:
                 generation_config.prompt_lookup_num_tokens = DEFAULT_DEPTH
         return generation_config, model_kwargs
 
+    def load_custom_generate(self, *args, **kwargs):
+        if kwargs.get("tree_budget") is not None:
+            raise ValueError("custom_generate replaces the decoding loop; drop it, or drop tree_budget.")
+        return super().load_custom_generate(*args, **kwargs)
+
     def _validate_generation_mode(self, generation_mode, generation_config, generation_mode_kwargs):
         if generation_config._tree_config is None:
             return super()._validate_generation_mode(generation_mode, generation_config, generation_mode_kwargs)
@@ -93,7 +98,9 @@ def _enabled_class(base: type) -> type:
 
 
 def _original_class(enabled: type) -> type:
-    return enabled.__bases__[1]
+    """The class that `enabled`, or a class it derives from, was made of."""
+    made = next(ancestor for ancestor in enabled.__mro__ if TreeGenerationMixin in ancestor.__bases__)
+    return made.__bases__[1]
 
 
 def _new_enabled(base: type) -> PreTrainedModel:
@@ -120,10 +127,10 @@ def _tree_decoding(
     check_inputs(model, input_ids, generation_config, model_kwargs)
     options = generation_config._tree_config
     drafter = tree_candidate_generator(assistant_model, model, generation_config, options.policy)
-    check_tree_attention(model)
+    check_tree_attention(model, input_ids.device)
 
     emitter = Emitter.from_config(input_ids, logits_processor, stopping_criteria, generation_config, streamer)
-    recorder = Recorder(options, generation_config, model.device)
+    recorder = Recorder(options, generation_config, input_ids.device)
     padding = count_padding(input_ids, model_kwargs["attention_mask"])
 
     outputs, context = prefill(model, input_ids, generation_config, model_kwargs, drafter.tapped_states)

@@ -55,7 +55,10 @@ class Randomness:
         return results
 
     def _many(self, weights: torch.Tensor, n: int) -> list[int]:
-        return torch.multinomial(weights, n, replacement=True, generator=self._generator(weights.device)).tolist()
+        # with replacement it inverts a cumulative sum, in which fp32 would lose the tail of a large vocabulary
+        device = torch.device("cpu") if weights.device.type == "mps" else weights.device  # which has no fp64
+        weights = weights.to(device, torch.float64)
+        return torch.multinomial(weights, n, replacement=True, generator=self._generator(device)).tolist()
 
     def _generator(self, device: torch.device) -> torch.Generator | None:
         if self.seed is None:

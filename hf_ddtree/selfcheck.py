@@ -26,19 +26,23 @@ _passed: WeakKeyDictionary = WeakKeyDictionary()  # model -> the settings under 
 
 
 @torch.no_grad()
-def check_tree_attention(model: PreTrainedModel) -> None:
+def check_tree_attention(model: PreTrainedModel, device: torch.device) -> None:
     """Raise a ValueError unless a tree forward gives every node the logits of its own chain, also after a commit.
 
     Compares, on random tokens: each node of a small tree with a causal forward over the node's path; then, after a
     scattered path was committed, the same again on the compacted cache. The prefix exceeds the model's sliding window
     where the window is at most 256. Runs once per model, dtype, attention implementation and mode.
+
+    Args:
+        model: the target.
+        device: where its inputs are; the model itself may be offloaded.
     """
     settings = (model.config.get_text_config(decoder=True)._attn_implementation, model.dtype, model.training)
     if settings in _passed.setdefault(model, set()):
         return
     try:
         with torch.random.fork_rng():  # dropout would draw from the global generators
-            error, rounding = _tree_error(model)
+            error, rounding = _tree_error(model, device)
     except torch.OutOfMemoryError:
         raise
     except (TypeError, KeyError, IndexError, AttributeError, RuntimeError) as failure:
@@ -58,12 +62,12 @@ def check_tree_attention(model: PreTrainedModel) -> None:
     _passed[model].add(settings)
 
 
-def _tree_error(model: PreTrainedModel) -> tuple[float, float]:
+def _tree_error(model: PreTrainedModel, device: torch.device) -> tuple[float, float]:
     """The relative difference of tree and path logits, and that of two ways to run the same path."""
     config = model.config.get_text_config(decoder=True)
     n_nodes, n_prefix = len(PARENTS), _prefix_length(config)
     generator = torch.Generator().manual_seed(0)
-    tokens = torch.randint(config.vocab_size, (n_prefix + 2 * n_nodes,), generator=generator)
+    tokens = torch.randint(config.vocab_size, (n_prefix + 2 * n_nodes,), generator=generator).to(device)
     prefix, *trees = tokens.split([n_prefix, n_nodes, n_nodes])
 
     cache = DynamicCache(config=config)
@@ -72,7 +76,7 @@ def _tree_error(model: PreTrainedModel) -> tuple[float, float]:
     errors, roundings = [], []
     with uncommitted_rows(cache) as committed:
         for node_ids in trees:
-            logits = _tree_logits(model, DraftTree.from_lists(node_ids.tolist(), PARENTS), cache)
+            logits = _tree_logits(model, DraftTree.from_lists(node_ids.tolist(), PARENTS), cache, device)
             for leaf in sorted(set(range(n_nodes)) - set(PARENTS)):
                 path = _path(leaf)
                 expected = _forward(model, node_ids[path], copy.deepcopy(chain))
@@ -100,20 +104,29 @@ def _path(node: int) -> list[int]:
 
 def _forward(model, tokens: torch.Tensor, cache: DynamicCache) -> torch.Tensor:
     """Logits `[n, V]` of a causal forward; extends the cache."""
-    positions = torch.arange(cache.get_seq_length(), cache.get_seq_length() + len(tokens))
-    tokens, positions = tokens[None].to(model.device), positions[None].to(model.device)
-    return model(input_ids=tokens, position_ids=positions, cache=cache, use_cache=True).logits[0].float()
+    start = cache.get_seq_length()
+    positions = torch.arange(start, start + len(tokens), device=tokens.device)
+    outputs = model(input_ids=tokens[None], position_ids=positions[None], cache=cache, use_cache=True)
+    return outputs.logits[0].to(tokens.device, torch.float32)
 
 
-def _tree_logits(model, tree: DraftTree, cache: DynamicCache) -> torch.Tensor:
-    positions = torch.tensor([[cache.get_seq_length()]], device=model.device)
+def _tree_logits(model, tree: DraftTree, cache: DynamicCache, device: torch.device) -> torch.Tensor:
+    positions = torch.tensor([[cache.get_seq_length()]], device=device)
     inputs = {"cache": cache, "attention_mask": None, "position_ids": positions, "use_cache": True}
-    return verify_tree(model, tree, inputs).logits[0].float()
+    return verify_tree(model, tree, inputs).logits[0].to(device, torch.float32)
 
 
 def _relative_rms(logits: torch.Tensor, expected: torch.Tensor) -> list[float]:
-    """Per row, the rms difference in units of the spread of the expected logits over the vocabulary."""
-    return ((logits - expected).pow(2).mean(-1).sqrt() / expected.std(-1)).tolist()
+    """Per row, the rms difference in units of the spread of the expected logits over the vocabulary.
+
+    Entries that are not finite, such as a masked part of the vocabulary, must be the same ones.
+    """
+    finite = expected.isfinite()
+    if not torch.equal(finite, logits.isfinite()):
+        return [float("inf")] * len(expected)
+    difference = torch.where(finite, logits - expected, 0).pow(2).mean(-1).sqrt()
+    spread = torch.stack([row[mask].std() for row, mask in zip(expected, finite)])
+    return (difference / spread.clamp(min=1e-12)).tolist()
 
 
 def _median(values: list[float]) -> float:

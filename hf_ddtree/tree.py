@@ -68,8 +68,9 @@ class DraftTree:
 
     @cached_property
     def _child_of(self) -> dict[tuple[int, int], int]:
-        edges = zip(self.parents.tolist(), self.token_ids.tolist())
-        return {edge: node for node, edge in enumerate(edges)}
+        edges = list(zip(self.parents.tolist(), self.token_ids.tolist()))
+        # of siblings with one token the first, which has the largest subtree
+        return {edges[node]: node for node in reversed(range(len(edges)))}
 
     def child(self, node: int, token_id: int) -> int | None:
         """A child of `node` that carries `token_id`, or None. (Only draws with replacement repeat a token.)"""
@@ -147,7 +148,10 @@ def build_tree(
     top_log_probs = (top_logits - draft_logits.logsumexp(dim=-1, keepdim=True)).tolist()
     if any(math.isnan(row[0]) for row in top_log_probs):
         raise ValueError("draft_logits contain NaN: the drafter's weights are broken, or its dtype overflows.")
-    top_log_probs = [[value for value in row if value > -math.inf] for row in top_log_probs]
+    q = (draft_logits / PROPOSAL_TEMPERATURE).softmax(dim=-1) if policy.drawn else None
+    # what has no probability cannot be drafted; q underflows before its logarithm does
+    possible = (top_logits > -math.inf if q is None else q.gather(-1, top_ids) > 0).sum(dim=-1).tolist()
+    top_log_probs = [row[:n] for row, n in zip(top_log_probs, possible)]
     if policy.drawn:
         levels, ranks, parents = tree_shape(top_log_probs, tree_budget, policy, acceptance)
     else:
@@ -157,7 +161,6 @@ def build_tree(
     depths = torch.tensor([0, *(level + 1 for level in levels)])
     proposals = {}
     if policy.drawn:
-        q = (draft_logits / PROPOSAL_TEMPERATURE).softmax(dim=-1)
         ids = top_ids.tolist()
         for level, parents_drawn in drawn_by_level(levels, ranks, parents).items():
             requests = [(ids[level][:n_deterministic], len(nodes)) for n_deterministic, nodes in parents_drawn.values()]
@@ -183,7 +186,7 @@ def drawn_by_level(levels: list[int], ranks: list[int], parents: list[int]) -> d
 
 
 def most_probable_prefixes(log_probs: list[list[float]], tree_budget: int) -> tuple[list[int], list[int], list[int]]:
-    """The shape of a tree of deterministic nodes: the same as `tree_shape`, in the shorter form of Algorithm 1.
+    """The shape of a tree of deterministic nodes, by Algorithm 1: a node's value does not depend on its siblings.
 
     A search pops the most probable prefix not yet taken and pushes its next sibling and its first child, neither of
     which is more probable; hence nodes come out in order of probability and a parent before its children.
@@ -211,9 +214,9 @@ def most_probable_prefixes(log_probs: list[list[float]], tree_budget: int) -> tu
 
 
 def tree_shape(
-    log_probs: list[list[float]], tree_budget: int, policy: Policy, acceptance: list[float] | None
+    log_probs: list[list[float]], tree_budget: int, policy: Policy, acceptance: list[float]
 ) -> tuple[list[int], list[int], list[int]]:
-    """The shape of a tree over marginals: best-first by the estimated probability that the walk reaches a node.
+    """The shape of a tree with drawn children over marginals: best-first by the estimated probability that the walk reaches a node.
 
     Args:
         log_probs: per level, the sorted log-probabilities of its most probable tokens, all of them possible.
@@ -226,7 +229,7 @@ def tree_shape(
     """
     levels, ranks, parents = [], [], []
     open_nodes = OpenNodes(policy)
-    open_nodes.add(0, 0.0, log_probs[0], acceptance[0] if acceptance else 0.0)
+    open_nodes.add(0, 0.0, log_probs[0], acceptance[0])
     while len(parents) < tree_budget and (best := open_nodes.take()):
         parent, rank, log_reach = best
         level = levels[parent - 1] + 1 if parent else 0
@@ -234,8 +237,7 @@ def tree_shape(
         ranks.append(rank)
         parents.append(parent)
         if level + 1 < len(log_probs):
-            next_acceptance = acceptance[level + 1] if acceptance else 0.0
-            open_nodes.add(len(parents), log_reach, log_probs[level + 1], next_acceptance)
+            open_nodes.add(len(parents), log_reach, log_probs[level + 1], acceptance[level + 1])
     return levels, ranks, parents
 
 

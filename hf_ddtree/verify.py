@@ -1,5 +1,7 @@
 """Target forwards: prefill of the prompt, and verification of a whole tree at once."""
 
+from threading import get_ident
+
 import torch
 from transformers.utils import ModelOutput
 
@@ -22,9 +24,11 @@ def prefill(model, input_ids, generation_config, model_kwargs, tapped_states: tu
         `[1, P]` of ALL prompt tokens that ran, padding excluded; empty without taps.
     """
     captured = []
+    thread = get_ident()
 
     def capture(module, args, outputs):
-        captured.append(tap(outputs, tapped_states))
+        if get_ident() == thread:  # other threads may be generating with the same model
+            captured.append(tap(outputs, tapped_states))
 
     request = model_kwargs
     if tapped_states:

@@ -1,5 +1,7 @@
 """What each drafter drafts, against its definition computed from scratch, round by round."""
 
+from concurrent.futures import ThreadPoolExecutor
+
 import numpy as np
 import pytest
 import torch
@@ -8,12 +10,20 @@ from hypothesis import strategies as st
 from transformers import GenerationConfig
 
 import hf_ddtree
-from hf_ddtree.drafters import AssistantTreeGenerator, DFlashTreeGenerator, DraftSampling, PromptLookupTreeGenerator
+from hf_ddtree import DraftTree
+from hf_ddtree.drafters import (
+    AssistantTreeGenerator,
+    DFlashTreeGenerator,
+    DraftSampling,
+    PromptLookupTreeGenerator,
+    TreeCandidateGenerator,
+)
 from hf_ddtree.drafters.dflash import embed_without_norm
 from hf_ddtree.drafters.prompt_lookup import longest_suffix_matches
 from hf_ddtree.testing import (
     VOCAB_SIZE,
     WINDOW,
+    ScriptedDrafter,
     tiny_dflash_drafter,
     tiny_model,
     tiny_muse_glimmer_drafter,
@@ -38,6 +48,13 @@ def prefixes(tree):
     for node in range(1, len(tree)):
         paths.append((*paths[tree.parents[node]], int(tree.token_ids[node])))
     return paths
+
+
+def target_of(family: str):
+    """A target; at the last of its positions rounds without a tree lie between the others."""
+    if family == "llama beyond its positions":
+        return tiny_model("llama", max_position_embeddings=34)
+    return tiny_model(family)
 
 
 def spy_on(monkeypatch, cls, name, record):
@@ -72,10 +89,10 @@ def draft_from_scratch(drafter, target, sequence: torch.Tensor) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("kind", ["z-lab", "Muse Glimmer"])
-@pytest.mark.parametrize("family", ["llama", "gemma3_text", "muse_glimmer"])
+@pytest.mark.parametrize("family", ["llama", "gemma3_text", "muse_glimmer", "llama beyond its positions"])
 @torch.no_grad()
 def test_dflash_drafts_from_the_accepted_path_in_every_round(kind, family, monkeypatch):
-    target = hf_ddtree.enable(tiny_model(family))
+    target = hf_ddtree.enable(target_of(family))
     drafter = tiny_dflash_drafter(target) if kind == "z-lab" else tiny_muse_glimmer_drafter(target)
     if kind == "Muse Glimmer":  # a window makes drafting from scratch differ in what the cache has dropped
         drafter.config.layer_types = ["full_attention"] * 2
@@ -150,10 +167,10 @@ def best_prefixes(drafter, sequence, tree_budget, max_depth):
     return {prefix for prefix, _ in best}
 
 
-@pytest.mark.parametrize("family", ["llama", "gemma3_text", "mistral", "gpt2"])
+@pytest.mark.parametrize("family", ["llama", "gemma3_text", "mistral", "gpt2", "llama beyond its positions"])
 @torch.no_grad()
 def test_causal_lm_drafts_its_most_probable_prefixes_in_every_round(family, monkeypatch):
-    target = hf_ddtree.enable(tiny_model(family))
+    target = hf_ddtree.enable(target_of(family))
     drafter = truncated_copy(target, 3) if family != "gpt2" else target
     drafter.generation_config.assistant_confidence_threshold = 0.0
     drafter.generation_config.num_assistant_tokens = 3
@@ -225,3 +242,59 @@ def test_a_drafter_of_another_target_is_refused(fields, message):
     target = hf_ddtree.enable(tiny_model("llama"))
     with pytest.raises(ValueError, match=f"assistant_model: .*{message}"):
         target.generate(prompt(), max_new_tokens=4, assistant_model=tiny_dflash_drafter(target, **fields), tree_budget=4)
+
+
+def test_an_incomplete_drafter_is_refused():
+    target = hf_ddtree.enable(tiny_model("llama"))
+    for fields, message in (
+        ({"block_size": 1}, "block_size of at least 2"),
+        ({"dflash_config": {"target_layer_ids": [0, 2]}}, "lacks dflash_config.mask_token_id"),
+    ):
+        drafter = tiny_dflash_drafter(target, **fields)
+        with pytest.raises(ValueError, match=f"assistant_model: .*{message}"):
+            target.generate(prompt(), max_new_tokens=4, assistant_model=drafter, tree_budget=4)
+
+
+@pytest.mark.parametrize("do_sample", [False, True])
+def test_a_causal_lm_with_broken_weights_is_refused(do_sample):
+    target = hf_ddtree.enable(tiny_model("llama"))
+    drafter = truncated_copy(target, 2)
+    drafter.lm_head.weight = torch.nn.Parameter(torch.full_like(drafter.lm_head.weight, torch.nan))
+    with pytest.raises(ValueError, match="assistant_model: its logits contain NaN"):
+        target.generate(prompt(), max_new_tokens=4, do_sample=do_sample, assistant_model=drafter, tree_budget=4)
+
+
+def test_a_drafter_in_training_mode_is_refused():
+    target = hf_ddtree.enable(tiny_model("llama"))
+    with pytest.raises(ValueError, match="assistant_model: the drafter is in training mode"):
+        target.generate(prompt(), max_new_tokens=4, assistant_model=truncated_copy(target, 2).train(), tree_budget=4)
+
+
+class WrongRoot(TreeCandidateGenerator):
+    def get_candidates(self, input_ids, tree_budget, max_depth):
+        return DraftTree.from_lists([(int(input_ids[0, -1]) + 1) % VOCAB_SIZE, 8], [-1, 0])
+
+
+def test_a_generator_of_the_users_own_is_checked():
+    target = hf_ddtree.enable(tiny_model("llama"))
+    with pytest.raises(ValueError, match="assistant_model: get_candidates must return a DraftTree whose root"):
+        target.generate(prompt(), max_new_tokens=4, assistant_model=WrongRoot(), tree_budget=4)
+    script = target.generate(prompt(), max_new_tokens=4, do_sample=False)[0].tolist()
+    generator = ScriptedDrafter(script)
+    target.generate(prompt(), max_new_tokens=4, assistant_model=generator, tree_budget=4)
+    with pytest.raises(ValueError, match="assistant_model: a candidate generator serves one generate call"):
+        target.generate(prompt(), max_new_tokens=4, assistant_model=generator, tree_budget=4)
+
+
+def test_threads_that_share_a_model_do_not_disturb_each_other():
+    target = hf_ddtree.enable(tiny_model("llama"))
+    drafter = tiny_dflash_drafter(target)
+    prompts = [prompt(length) for length in (10, 17, 24, 31)]
+    plain = [target.generate(ids, max_new_tokens=12, do_sample=False) for ids in prompts]
+
+    def run(ids):
+        return target.generate(ids, max_new_tokens=12, do_sample=False, assistant_model=drafter, tree_budget=8)
+
+    with ThreadPoolExecutor(4) as pool:
+        for _ in range(5):
+            assert all(map(torch.equal, pool.map(run, prompts), plain))

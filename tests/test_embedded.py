@@ -8,6 +8,7 @@ import torch
 from hf_ddtree import embedded as module
 from hf_ddtree.embedded import load_embedded
 
+
 @pytest.fixture(scope="module")
 def converted(tmp_path_factory):
     """The model, the tokenizer and the drafter of a first load, and the cache directory it converted into."""

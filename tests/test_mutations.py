@@ -124,7 +124,7 @@ def outputs_differ(model) -> bool:
 @pytest.mark.parametrize("fault, family", FAULTS, ids=IDS)
 def test_comparison_with_plain_decoding_catches(fault, family, monkeypatch):
     model = hf_ddtree.enable(tiny_model(family))
-    monkeypatch.setattr(hf_ddtree.generate, "check_tree_attention", lambda model: None)
+    monkeypatch.setattr(hf_ddtree.generate, "check_tree_attention", lambda model, device: None)
     assert not outputs_differ(model)
     fault(monkeypatch, model)
     assert outputs_differ(model)

@@ -7,13 +7,12 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from transformers import LogitsProcessorList
 
 import hf_ddtree
 from examples.sampling import check_distribution
 from hf_ddtree.drafters.assistant import _DrawnGrowth
 from hf_ddtree.randomness import Randomness
-from hf_ddtree.testing import tiny_dflash_drafter, tiny_model
+from hf_ddtree.testing import tiny_dflash_drafter, tiny_model, truncated_copy
 from hf_ddtree.tree import POLICIES, DraftTree, Proposal, build_tree
 from hf_ddtree.walk import choose_with_proposal, k_sequential, recursive_rejection, solve_gamma, walk_tree
 
@@ -294,6 +293,14 @@ def test_draws_without_replacement_have_their_distribution():
     assert sum((counts.get(pair, 0) - e) ** 2 / e for pair, e in expected.items()) < 20.5
 
 
+def test_the_tail_of_a_large_vocabulary_is_drawn():
+    """100,000 tokens of 1e-8 each behind one of almost all: an fp32 cumulative sum would never give one of them."""
+    weights = torch.full((100_001,), 1e-8)
+    weights[0] = 1 - 1e-3
+    tokens = Randomness(0).draw_outside(weights, [([], 40_000)], distinct=False)[0]
+    assert 10 < sum(token > 0 for token in tokens) < 80  # 40 expected
+
+
 # --- through generate -----------------------------------------------------------------------------------------------
 
 
@@ -319,6 +326,28 @@ def sample(model, drafter, policy, prompt, seed):
         tree_sampling=policy,
         return_dict_in_generate=True,
     )
+
+
+@pytest.mark.parametrize("temperature", [0.01, 0.03, 0.1])
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("kind", ["causal LM", "DFlash"])
+def test_peaked_distributions_leave_nothing_to_draw_and_work(kind, policy, temperature):
+    """Probabilities underflow where their logarithms do not."""
+    model = hf_ddtree.enable(tiny_model("llama"))
+    for seed in range(3):
+        drafter = truncated_copy(model, 2) if kind == "causal LM" else tiny_dflash_drafter(model, seed=seed)
+        torch.manual_seed(seed)
+        output = model.generate(
+            torch.tensor([[5, 6, 7, 8]]),
+            do_sample=True,
+            temperature=temperature,
+            top_k=0,
+            max_new_tokens=10,
+            assistant_model=drafter,
+            tree_budget=64,
+            tree_sampling=policy,
+        )
+        assert output.shape[1] == 14
 
 
 @pytest.mark.parametrize("policy", POLICIES)

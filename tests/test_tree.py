@@ -75,6 +75,11 @@ def test_broken_logits_are_refused():
         build_tree(torch.full((2, 4), torch.nan), 4)
 
 
+def test_of_siblings_with_one_token_the_first_is_found():
+    """Draws with replacement repeat tokens, and the first draw has the largest subtree."""
+    assert DraftTree.from_lists([7, 5, 5, 6], [-1, 0, 0, 1]).child(0, 5) == 1
+
+
 @st.composite
 def trees(draw) -> DraftTree:
     n = draw(st.integers(1, 40))

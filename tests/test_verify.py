@@ -92,7 +92,18 @@ def assert_cache_equals_fresh_prefill(model, cache, sequence, padding):
 @pytest.mark.parametrize("family", FAMILIES)
 @torch.no_grad()
 def test_the_self_check_passes_every_family(family, dtype):
-    check_tree_attention(tiny_model(family).to(dtype))
+    check_tree_attention(tiny_model(family).to(dtype), torch.device("cpu"))
+
+
+@torch.no_grad()
+def test_the_self_check_allows_logits_that_are_masked_or_constant():
+    """Padded vocabularies are often masked with -inf; an untrained head may be zero."""
+    for weight, bias in ((1.0, -torch.inf), (0.0, 0.0)):
+        model = tiny_model("llama", tie_word_embeddings=False)
+        model.lm_head.weight.mul_(weight)
+        model.lm_head.bias = torch.nn.Parameter(torch.zeros(VOCAB_SIZE))
+        model.lm_head.bias[100:] = bias
+        check_tree_attention(model, torch.device("cpu"))
 
 
 @pytest.mark.parametrize("chunk_size", [None, 1, 5, 100])

@@ -46,7 +46,12 @@ def tree_candidate_generator(
     if assistant_model is None:
         return PromptLookupTreeGenerator(generation_config)
     if isinstance(assistant_model, TreeCandidateGenerator):
+        if assistant_model.used:
+            raise ValueError("assistant_model: a candidate generator serves one generate call; make a new one.")
+        assistant_model.used = True
         return assistant_model
+    if getattr(assistant_model, "training", False):
+        raise ValueError("assistant_model: the drafter is in training mode; call assistant_model.eval().")
     sampling = DraftSampling(generation_config, policy)
     if isinstance(assistant_model, (DFlashDraftModel, MuseGlimmerAssistantModel)):
         return DFlashTreeGenerator(assistant_model, target, sampling)

@@ -34,11 +34,14 @@ class AssistantTreeGenerator(TreeCandidateGenerator):
         self.confidence = defaults["assistant_confidence_threshold"] if threshold is None else threshold
         # full layers, windows by mask: a sliding layer would count the rows of a tree as if they were a sequence
         self.cache = DynamicCache()
+        self.device = assistant.device
         self.committed = 0  # tokens of the sequence in the cache
         self.row_of = {}  # tree node -> row among the nodes evaluated this round
         self.evaluated = 0  # the number of these rows
 
     def get_candidates(self, input_ids, tree_budget, max_depth):
+        offloaded = self.assistant.device.type == "meta"
+        self.device = input_ids.device if offloaded else self.assistant.device
         root_log_probs = self._extend(input_ids[:, self.committed :])
         self.committed = input_ids.shape[1]
         make_growth = _DrawnGrowth if self.sampling.policy.drawn else _Growth
@@ -58,9 +61,7 @@ class AssistantTreeGenerator(TreeCandidateGenerator):
         rows = [self.row_of[node] for node in path if node in self.row_of]
         commit_path(self.cache, rows, self.evaluated)
         self.committed += len(rows)
-
-    def observe(self, overlaps):
-        self.sampling.observe(overlaps)
+        self.row_of, self.evaluated = {}, 0  # a round may pass without a tree of ours
 
     def _extend(self, tokens: torch.Tensor) -> torch.Tensor:
         positions = torch.arange(self.committed, self.committed + tokens.shape[1])[None]
@@ -78,24 +79,25 @@ class AssistantTreeGenerator(TreeCandidateGenerator):
             visible,
             padding_mask=None,
             dtype=self.assistant.dtype,
-            device=self.assistant.device,
+            device=self.device,
         )
         tokens = torch.tensor([[growth.token_ids[node] for node in frontier]])
         positions = (self.committed - 1 + query_depths)[None]
         return self._forward(tokens, positions, mask, logits_to_keep=len(frontier))
 
     def _forward(self, tokens, positions, attention_mask, logits_to_keep) -> torch.Tensor:
-        device = self.assistant.device
         keep = {"logits_to_keep": logits_to_keep} if self.assistant._supports_logits_to_keep() else {}
         outputs = self.assistant(
-            input_ids=tokens.to(device),
-            position_ids=positions.to(device),
+            input_ids=tokens.to(self.device),
+            position_ids=positions.to(self.device),
             attention_mask=attention_mask,
             cache=self.cache,
             use_cache=True,
             **keep,
         )
         logits = outputs.logits[0, -logits_to_keep:]
+        if logits.isnan().any():
+            raise ValueError("assistant_model: its logits contain NaN; its weights are broken, or its dtype overflows.")
         return self.sampling.warp(logits).log_softmax(dim=-1)
 
 
@@ -178,11 +180,11 @@ class _DrawnGrowth(_Growth):
         n_level = (self.budget - len(self.kept) + 1) // 2
         top = log_probs.topk(min(max(1, n_level), log_probs.shape[1]), dim=-1)
         top_log_probs, top_ids = top.values.tolist(), top.indices.tolist()
+        possible = (top.values.exp() > 0).sum(dim=-1).tolist()  # probabilities underflow before their logarithms
         depth = self.depths[nodes[0]] + 1
         open_nodes = OpenNodes(self.sampling.policy)
         for i, node in enumerate(nodes):
-            possible = [value for value in top_log_probs[i] if value > float("-inf")]
-            open_nodes.add(i, self.log_probs[node], possible, self.sampling.acceptance(depth))
+            open_nodes.add(i, self.log_probs[node], top_log_probs[i][: possible[i]], self.sampling.acceptance(depth))
         children = [child for _ in range(n_level) if (child := open_nodes.take())]
         self.newest = []
         for i, node in enumerate(nodes):

@@ -23,14 +23,18 @@ PRIOR_ACCEPTANCE, PRIOR_WEIGHT = 0.3, 4
 class TreeCandidateGenerator(CandidateGenerator):
     """Proposes a tree per round. One object serves one `generate` call and holds that call's drafting state.
 
-    A drafter only shapes the tree: nothing it does can change the output, as long as it leaves the global random
-    generators alone.
+    A drafter only shapes the tree: what it drafts cannot change the output, as long as the tree starts with the last
+    token, drawn children were drawn from the q they come with, and the global random generators are left alone.
 
     Attributes:
         tapped_states: the target's hidden states it reads, as indices into `outputs.hidden_states`.
+        sampling: how it chooses children, None if it never draws any.
+        used: it has served its call.
     """
 
     tapped_states: tuple[int, ...] = ()
+    sampling: "DraftSampling | None" = None
+    used: bool = False
 
     def prefill(self, hidden_states: torch.Tensor | None, position_ids: torch.Tensor) -> None:
         """Take in what the target's prefill computed.
@@ -60,13 +64,25 @@ class TreeCandidateGenerator(CandidateGenerator):
 
     def observe(self, overlaps: list[tuple[int, float]]) -> None:
         """Take in how the drawn children that were tried fared: their depth, and the overlap of q and p there."""
+        if self.sampling is not None:
+            self.sampling.observe(overlaps)
 
 
 def draft_tree(drafter: TreeCandidateGenerator, input_ids: torch.Tensor, tree_budget: int, max_depth: int) -> DraftTree:
-    """The drafter's tree, or the root alone where only one more token may follow."""
+    """The drafter's tree, or the root alone where only one more token may follow.
+
+    Raises:
+        ValueError: if a generator of the user's own returns something else, which could change the output.
+    """
+    root_token_id = int(input_ids[0, -1])
     if max_depth < 1:
-        return DraftTree.from_lists([int(input_ids[0, -1])], [-1])
-    return drafter.get_candidates(input_ids, tree_budget, max_depth)
+        return DraftTree.from_lists([root_token_id], [-1])
+    tree = drafter.get_candidates(input_ids, tree_budget, max_depth)
+    if not isinstance(tree, DraftTree) or int(tree.token_ids[0]) != root_token_id:
+        raise ValueError(
+            f"assistant_model: get_candidates must return a DraftTree whose root is the last token, {root_token_id}."
+        )
+    return tree
 
 
 class DraftSampling:
@@ -83,7 +99,7 @@ class DraftSampling:
     def __init__(self, generation_config: GenerationConfig, policy: Policy):
         self.policy = policy if generation_config.do_sample else POLICIES["target"]
         self.warpers = stateless_warpers(generation_config) if generation_config.do_sample else LogitsProcessorList()
-        self._observed: dict[int, list[float]] = {}
+        self._observed: dict[int, tuple[float, int]] = {}  # depth -> sum and number of overlaps
 
     @cached_property
     def randomness(self) -> Randomness:
@@ -96,13 +112,14 @@ class DraftSampling:
 
     def acceptance(self, depth: int) -> float:
         """How probable the acceptance of a drawn child at this depth is, from past rounds of this request."""
-        seen = self._observed.get(depth, [])
-        return (PRIOR_ACCEPTANCE * PRIOR_WEIGHT + sum(seen)) / (PRIOR_WEIGHT + len(seen))
+        total, n = self._observed.get(depth, (0.0, 0))
+        return (PRIOR_ACCEPTANCE * PRIOR_WEIGHT + total) / (PRIOR_WEIGHT + n)
 
     def observe(self, overlaps: list[tuple[int, float]]) -> None:
         """Learn from the proposals a walk has tried: their depth, and how far q and p overlapped."""
         for depth, overlap in overlaps:
-            self._observed.setdefault(depth, []).append(overlap)
+            total, n = self._observed.get(depth, (0.0, 0))
+            self._observed[depth] = (total + overlap, n + 1)
 
 
 def stateless_warpers(generation_config: GenerationConfig) -> LogitsProcessorList:

@@ -192,10 +192,12 @@ class DFlashTreeGenerator(TreeCandidateGenerator):
         self.mask_token_id = config.mask_token_id
         self.cache = DFlashCache(config=config)
         self.cache.activate_past_recording()
-        self.context, self.context_positions = None, None  # not in the cache yet
+        self.root_position = None
+        self.context, self.context_positions = None, None  # what is not in the cache yet
 
     def prefill(self, hidden_states, position_ids):
         self.context, self.context_positions = hidden_states, position_ids
+        self.root_position = position_ids[:, -1:] + 1
 
     def get_candidates(self, input_ids, tree_budget, max_depth):
         root_token_id = int(input_ids[0, -1])
@@ -206,33 +208,30 @@ class DFlashTreeGenerator(TreeCandidateGenerator):
         acceptance = [self.sampling.acceptance(depth) for depth in range(1, len(draft_logits) + 1)]
         return build_tree(draft_logits, tree_budget, root_token_id, policy, acceptance, self.sampling.randomness)
 
-    def observe(self, overlaps):
-        self.sampling.observe(overlaps)
-
     def commit_path(self, path, hidden_states):
-        first = self.context_positions[:, -1:] + 1
-        self.context = hidden_states
-        self.context_positions = first + torch.arange(len(path), device=first.device)
+        positions = self.root_position + torch.arange(len(path), device=self.root_position.device)
+        self.context = torch.cat([self.context, hidden_states], dim=1)
+        self.context_positions = torch.cat([self.context_positions, positions], dim=1)
+        self.root_position = self.root_position + len(path)
 
     def draft(self, root_token_id: int) -> torch.Tensor:
         """One drafter forward: the logits of the tokens at depths 1 to block_size - 1, `[depth, V]`."""
         device = self.drafter.device
-        context = self.context.to(device=device, dtype=self.drafter.dtype)
-        block = torch.full((1, self.block_size), self.mask_token_id, device=self.embed.weight.device)
+        block = torch.full((1, self.block_size), self.mask_token_id, device=self.root_position.device)
         block[0, 0] = root_token_id
         embeds = embed_without_norm(self.embed, block)
-        root_position = self.context_positions[:, -1:] + 1
-        block_positions = root_position + torch.arange(self.block_size, device=root_position.device)
-        self.cache.set_previous_accepted_tokens(context.shape[1])
+        block_positions = self.root_position + torch.arange(self.block_size, device=block.device)
+        self.cache.set_previous_accepted_tokens(self.context.shape[1])
         outputs = self.drafter(
             noise_embeds=embeds.to(device=device, dtype=self.drafter.dtype),
-            context_hidden_states=context,
+            context_hidden_states=self.context.to(device=device, dtype=self.drafter.dtype),
             position_ids=torch.cat([self.context_positions, block_positions], dim=1).to(device),
             cache=self.cache,
         )
         self.cache.crop(-self.block_size)
+        self.context, self.context_positions = self.context[:, :0], self.context_positions[:, :0]
         # slot k predicts token k; slot 0 is the root itself
-        return self.head(outputs.last_hidden_state[:, 1:].to(device=self.head.weight.device, dtype=embeds.dtype))[0]
+        return self.head(outputs.last_hidden_state[:, 1:].to(device=embeds.device, dtype=embeds.dtype))[0]
 
 
 def embed_without_norm(embedding: nn.Embedding, token_ids: torch.Tensor) -> torch.Tensor:
@@ -242,9 +241,26 @@ def embed_without_norm(embedding: nn.Embedding, token_ids: torch.Tensor) -> torc
     return embedding(token_ids)
 
 
+def check_block(block_size, mask_token_id, target_layer_ids, source: str) -> None:
+    """Raise a ValueError if one of the fields without which no block can be drafted is missing or impossible.
+
+    Args:
+        source: what the fields were read from.
+    """
+    if mask_token_id is None:
+        raise ValueError(f"{source}: the drafter's config lacks dflash_config.mask_token_id.")
+    if not isinstance(block_size, int) or block_size < 2:
+        raise ValueError(f"{source}: the drafter's config lacks a block_size of at least 2 (it says {block_size!r}).")
+    if not target_layer_ids:
+        raise ValueError(
+            f"{source}: the drafter's config has neither dflash_config.target_layer_ids nor num_target_layers."
+        )
+
+
 def check_drafter(drafter: PreTrainedModel, target: PreTrainedModel) -> None:
     """Raise a ValueError if the drafter's config does not fit the target, naming the field."""
     config, text_config = drafter.config, target.config.get_text_config(decoder=True)
+    check_block(config.block_size, config.mask_token_id, config.target_layer_ids, "assistant_model")
     num_layers = text_config.num_hidden_layers
     trained_for = getattr(config, "num_target_layers", None)
     vocab_size = getattr(config, "vocab_size", None)

@@ -3,7 +3,7 @@
 from transformers import AutoModelForCausalLM, MuseGlimmerAssistantModel, PreTrainedConfig, PreTrainedModel
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
-from .dflash import DFlashDraftModel
+from .dflash import DFlashDraftModel, check_block
 
 
 def load_drafter(path_or_repo_id: str, **kwargs) -> PreTrainedModel:
@@ -49,7 +49,10 @@ def _drafter_class(name: str, fields: dict) -> type:
     if "speculators_model_type" in fields:
         raise ValueError(f"{name}: checkpoints in speculators' layout are not supported; use the z-lab v1 layout.")
     if architecture == "DFlashDraftModel":
-        _check_dflash_fields(name, fields)
+        dflash = fields.get("dflash_config") or {}
+        block_size = fields.get("block_size", dflash.get("block_size"))
+        layers = dflash.get("target_layer_ids") or fields.get("num_target_layers")
+        check_block(block_size, dflash.get("mask_token_id"), layers, name)
         return DFlashDraftModel
     if model_type == "muse_glimmer_assistant":
         return MuseGlimmerAssistantModel
@@ -59,14 +62,3 @@ def _drafter_class(name: str, fields: dict) -> type:
         f"{name}: architecture {architecture!r} (model_type {model_type!r}) is no drafter hf_ddtree can load. Supported: "
         "DFlashDraftModel in the z-lab v1 layout, muse_glimmer_assistant, and transformers' causal LMs."
     )
-
-
-def _check_dflash_fields(name: str, fields: dict) -> None:
-    dflash = fields.get("dflash_config") or {}
-    if dflash.get("mask_token_id") is None:
-        raise ValueError(f"{name}: config.json lacks dflash_config.mask_token_id.")
-    block_size = fields.get("block_size", dflash.get("block_size"))
-    if not isinstance(block_size, int) or block_size < 2:
-        raise ValueError(f"{name}: config.json lacks a block_size of at least 2 (it says {block_size!r}).")
-    if dflash.get("target_layer_ids") is None and fields.get("num_target_layers") is None:
-        raise ValueError(f"{name}: config.json has neither dflash_config.target_layer_ids nor num_target_layers.")

@@ -36,7 +36,7 @@ Log of measurements: `training_log.json`. The licence is that of the target's ou
 
 
 def write_card(folder: Path, target, config: dict, progress: dict) -> None:
-    """Write README.md and training_log.json beside the weights."""
+    """Write README.md beside the weights."""
     last = progress["log"][-1]
     text = CARD.format(
         license=getattr(target.config, "license", None) or "other",
@@ -50,5 +50,9 @@ def write_card(folder: Path, target, config: dict, progress: dict) -> None:
         command=shlex.join(["python", "-m", "hf_ddtree.training", *sys.argv[1:]]),
     )
     (folder / "README.md").write_text(text, encoding="utf-8")
+
+
+def write_log(folder: Path, config: dict, progress: dict) -> None:
+    """Write training_log.json: the settings and all measurements."""
     log = {"config": {name: str(v) if isinstance(v, Path) else v for name, v in config.items()}, "log": progress["log"]}
     (folder / "training_log.json").write_text(json.dumps(log, indent=1), encoding="utf-8")

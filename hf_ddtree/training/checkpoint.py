@@ -24,11 +24,16 @@ def save_checkpoint(path: Path, model: torch.nn.Module, optimizers: list, progre
     unfinished.replace(path)
 
 
+def read_progress(path: Path) -> dict:
+    """The progress in a checkpoint."""
+    with safe_open(path, framework="pt") as file:
+        return json.loads(file.metadata()["progress"])
+
+
 def load_checkpoint(path: Path, model: torch.nn.Module, optimizers: list) -> dict:
     """Restore what `save_checkpoint` wrote; returns the progress."""
     with safe_open(path, framework="pt") as file:
-        tensors = {name: file.get_tensor(name) for name in file.keys()}
-        progress = json.loads(file.metadata()["progress"])
+        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (no mapping)
     weights = {name.removeprefix("model."): value for name, value in tensors.items() if name.startswith("model.")}
     model.load_state_dict(weights)
     for i, optimizer in enumerate(optimizers):
@@ -38,4 +43,4 @@ def load_checkpoint(path: Path, model: torch.nn.Module, optimizers: list) -> dic
             if kind == "optimizer" and int(rest[0]) == i:
                 full["state"].setdefault(int(rest[1]), {})[rest[2]] = value
         optimizer.load_state_dict(full)
-    return progress
+    return read_progress(path)

@@ -4,7 +4,7 @@ from collections import defaultdict
 
 import torch
 from tqdm import tqdm
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import GenerationMixin, PreTrainedModel, PreTrainedTokenizerBase
 
 from ..drafters import DFlashTreeGenerator, DraftSampling
 from ..generate import enable
@@ -40,6 +40,10 @@ def evaluate(
         budgets: tree budgets; `CHAIN` for the single most probable path.
         temperature: 0 for greedy decoding.
     """
+    if min(budgets) < 0:
+        raise ValueError(f"--budgets {budgets}: a budget is at least 1, or {CHAIN} for the chain.")
+    if CHAIN in budgets and isinstance(drafter, GenerationMixin):
+        raise ValueError(f"--budgets {CHAIN}: the chain is measured for DFlash drafters; use budget 1 for a causal LM.")
     enable(target)
     sampling = {"do_sample": True, "temperature": temperature, "top_k": 0} if temperature else {"do_sample": False}
     emitted, rounds = defaultdict(int), defaultdict(int)
@@ -64,5 +68,5 @@ def evaluate(
     table = defaultdict(dict)
     for kind, budget in sorted(emitted):
         name = "chain" if budget == CHAIN else str(budget)
-        table[kind][name] = round(emitted[kind, budget] / rounds[kind, budget], 3)
+        table[kind][name] = round(emitted[kind, budget] / max(1, rounds[kind, budget]), 3)
     return dict(table)

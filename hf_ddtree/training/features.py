@@ -1,5 +1,6 @@
 """The target's hidden states of all training data on disk, one file per shard: computed once, read in every epoch."""
 
+import hashlib
 from itertools import groupby
 from pathlib import Path
 
@@ -27,18 +28,22 @@ def compute_features(
     `sequences` are all sequences of their shards. Of several processes each writes its part of the shards.
 
     Raises:
-        ValueError: if `folder` holds states of other layers.
+        ValueError: if `folder` holds states of other layers, another target or other tokens.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    wanted = {"layer_ids": " ".join(map(str, layer_ids))}
+    layers = " ".join(map(str, layer_ids))
+    target_name = f"{target.config.name_or_path} {target.dtype}"
     shards = [list(group) for _, group in groupby(sequences, key=lambda sequence: sequence.shard)]
     mine = shards[process_index::num_processes]
     for shard in tqdm(mine, desc="hidden states", unit="shard", disable=process_index > 0):
         path = folder / shard[0].shard
+        tokens = hashlib.sha256(torch.cat([sequence.tokens for sequence in shard]).numpy().tobytes()).hexdigest()
+        wanted = {"layer_ids": layers, "target": target_name, "tokens": tokens}
         if path.exists():
             with safe_open(path, framework="pt") as file:
-                if file.metadata() != wanted:
-                    raise ValueError(f"{path} holds other layers ({file.metadata()}); choose another --features folder.")
+                differing = [name for name, value in wanted.items() if (file.metadata() or {}).get(name) != value]
+            if differing:
+                raise ValueError(f"{path} was computed with other {', '.join(differing)}; choose another --features folder.")
             continue
         states = []
         for start in range(0, len(shard), batch_size):

@@ -6,17 +6,24 @@ from torch.nn import functional as F
 from .blocks import IGNORED
 
 
-def candidate_tokens(labels: torch.Tensor, frequent: torch.Tensor, n_negatives: int, vocab_size: int) -> torch.Tensor:
+def candidate_tokens(
+    labels: torch.Tensor,
+    frequent: torch.Tensor,
+    n_negatives: int,
+    vocab_size: int,
+    generator: torch.Generator | None = None,
+) -> torch.Tensor:
     """The tokens a sampled softmax runs over, sorted: all labels, frequent tokens, and random others.
 
     Args:
         labels: any shape, with `IGNORED` entries.
         frequent: `[F]` token ids that are always among them.
         n_negatives: how many to draw at random; 0 or less together with an empty `frequent` means all tokens.
+        generator: draws them, on the CPU.
     """
     if n_negatives <= 0 and len(frequent) == 0:
         return torch.arange(vocab_size, device=labels.device)
-    negatives = torch.randint(vocab_size, (max(0, n_negatives),), device=labels.device)
+    negatives = torch.randint(vocab_size, (max(0, n_negatives),), generator=generator).to(labels.device)
     return torch.cat([labels[labels != IGNORED], frequent.to(labels.device), negatives]).unique()
 
 

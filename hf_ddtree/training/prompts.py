@@ -24,7 +24,7 @@ def read_prompts(source: str) -> list[dict]:
     path = Path(source)
     if path.suffix == ".jsonl":
         with path.open(encoding="utf-8") as lines:
-            rows = [json.loads(line) for line in lines if line.strip()]
+            rows = [_parse(line, source, number) for number, line in enumerate(lines, 1) if line.strip()]
     else:
         from datasets import load_dataset
 
@@ -32,13 +32,21 @@ def read_prompts(source: str) -> list[dict]:
     return [_as_messages(row, source, number) for number, row in enumerate(rows, 1)]
 
 
+def _parse(line: str, source: str, number: int) -> dict:
+    try:
+        return json.loads(line)
+    except json.JSONDecodeError as error:
+        raise ValueError(f"{source}, line {number}: no JSON ({error}).") from error
+
+
 def _as_messages(row: dict, source: str, number: int) -> dict:
+    row = row if isinstance(row, dict) else {}
     messages = row.get("messages") or [{"role": "user", "content": row.get("prompt")}]
-    if not all(isinstance(message.get("content"), str) for message in messages):
-        raise ValueError(f"{source}, entry {number}: expected a text in 'prompt' or a chat in 'messages'.")
     # an answer in the data is not the target's own
-    while messages and messages[-1]["role"] == "assistant":
+    while messages and messages[-1].get("role") == "assistant":
         messages = messages[:-1]
+    if not messages or not all(isinstance(message.get("content"), str) for message in messages):
+        raise ValueError(f"{source}, entry {number}: expected a text in 'prompt' or a chat in 'messages'.")
     return {"messages": messages, "kind": row.get("kind", "all")}
 
 

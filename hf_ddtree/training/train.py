@@ -4,6 +4,7 @@ import json
 import math
 import time
 from dataclasses import asdict, dataclass
+from functools import lru_cache
 from pathlib import Path
 
 import torch
@@ -16,8 +17,8 @@ from ..drafters import DFlashConfig, DFlashDraftModel
 from ..drafters.dflash import evenly_spaced_layers
 from .acceptance import CHAIN, held_out_tokens_per_round
 from .blocks import Batch, draft_blocks, make_batch, target_states
-from .card import write_card
-from .checkpoint import load_checkpoint, save_checkpoint
+from .card import write_card, write_log
+from .checkpoint import load_checkpoint, read_progress, save_checkpoint
 from .data import Sequence, batches, read_shards, split_held_out
 from .features import compute_features, read_features
 from .loss import candidate_tokens, draft_loss
@@ -95,13 +96,15 @@ def train(target: PreTrainedModel, config: TrainConfig) -> None:
     set_seed(config.seed)
     sequences = read_shards(config.data)
     training, held_out = split_held_out(sequences, config.held_out)
+    check_data(training, held_out, config)
     config.output.mkdir(parents=True, exist_ok=True)
     target = target.to(accelerator.device).eval().requires_grad_(False)
     drafter = new_drafter(target, config).to(accelerator.device)
     optimizers = make_optimizers(drafter)
-    progress = {"step": 0, "best": 0.0, "seconds": 0.0, "log": []}
+    progress = {"step": 0, "best": 0.0, "seconds": 0.0, "log": [], "settings": run_settings(config)}
     checkpoint = config.output / "checkpoint.safetensors"
     if checkpoint.exists():
+        check_same_run(checkpoint, config)
         progress = load_checkpoint(checkpoint, drafter, optimizers)
     if config.features is not None:
         mine = (accelerator.process_index, accelerator.num_processes)
@@ -117,14 +120,17 @@ def train(target: PreTrainedModel, config: TrainConfig) -> None:
         unit="step",
         disable=not accelerator.is_main_process,
     )
+    epoch = lru_cache(maxsize=2)(lambda number: batches(training, config.batch_size, config.seed + number))
     counts, losses, before = 0, [], progress["seconds"]
     for step in steps:
         for optimizer in optimizers:
             set_learning_rate(optimizer, learning_rate(step, config))
-        for chosen, generator in step_batches(training, config, step, accelerator):
+        for chosen, generator in step_batches(training, epoch, config, step, accelerator):
             batch = make_batch(chosen, config.anchors, config.block_size, generator).to(accelerator.device)
             states = states_for(target, drafter.config, batch, chosen, config)
-            loss, right = batch_loss(model, drafter.config, target, batch, states, frequent, config, accelerator)
+            labels, vocab_size = batch.labels, target.get_output_embeddings().weight.shape[0]
+            candidates = candidate_tokens(labels, frequent, config.negatives, vocab_size, generator)
+            loss, right = batch_loss(model, drafter.config, target, batch, states, candidates, config, accelerator)
             accelerator.backward(loss / config.accumulate)
             losses.append(float(loss.detach()))
             counts = counts + right
@@ -141,6 +147,32 @@ def train(target: PreTrainedModel, config: TrainConfig) -> None:
                 steps.write(json.dumps(progress["log"][-1]))
             counts, losses = 0, []
             accelerator.wait_for_everyone()
+
+
+def check_data(training: list[Sequence], held_out: list[Sequence], config: TrainConfig) -> None:
+    """Raise a ValueError if there is too little to train on or to measure with."""
+    if len(training) < config.batch_size:
+        raise ValueError(
+            f"--data {config.data} has {len(training)} sequences to train on, fewer than --batch-size {config.batch_size}."
+        )
+    if not held_out:
+        raise ValueError("--held-out: there is no greedy answer to measure acceptance on; generate some, or raise it.")
+
+
+def run_settings(config: TrainConfig) -> dict[str, str]:
+    """What must stay the same when a run is resumed: everything but where it lies and how often it is measured."""
+    free = ("data", "output", "features", "evaluate_every")
+    return {name: str(value) for name, value in asdict(config).items() if name not in free}
+
+
+def check_same_run(checkpoint: Path, config: TrainConfig) -> None:
+    """Raise a ValueError if the checkpoint is of a run with other settings."""
+    saved, wanted = read_progress(checkpoint)["settings"], run_settings(config)
+    changed = [name for name in wanted if saved.get(name) != wanted[name]]
+    if changed:
+        raise ValueError(
+            f"{checkpoint} is of a run with other settings ({', '.join(changed)}); choose another --output to start anew."
+        )
 
 
 def new_drafter(target: PreTrainedModel, config: TrainConfig) -> DFlashDraftModel:
@@ -209,14 +241,18 @@ def most_frequent(sequences: list[Sequence], n: int) -> torch.Tensor:
     return counts.argsort(descending=True)[: min(n, int((counts > 0).sum()))]
 
 
-def step_batches(training: list[Sequence], config: TrainConfig, step: int, accelerator: Accelerator):
-    """The batches of this step and process, each with a generator for its anchors."""
+def step_batches(training: list[Sequence], epoch, config: TrainConfig, step: int, accelerator: Accelerator):
+    """The batches of this step and process, each with a generator for what is random in it.
+
+    Args:
+        epoch: gives the batches of an epoch by its number.
+    """
     per_step = config.accumulate * accelerator.num_processes
     first = step * per_step + accelerator.process_index * config.accumulate
-    per_epoch = max(1, len(batches(training, config.batch_size, config.seed)))
+    per_epoch = len(epoch(0))
     for number in range(first, first + config.accumulate):
-        epoch, position = divmod(number, per_epoch)
-        indices = batches(training, config.batch_size, config.seed + epoch)[position]
+        number_of_epoch, position = divmod(number, per_epoch)
+        indices = epoch(number_of_epoch)[position]
         generator = torch.Generator().manual_seed(config.seed + 1_000_003 * (number + 1))
         yield [training[i] for i in indices], generator
 
@@ -228,11 +264,10 @@ def states_for(target, drafter_config: DFlashConfig, batch: Batch, sequences: li
     return target_states(target, batch, drafter_config.target_layer_ids, with_last=config.kl_weight > 0)
 
 
-def batch_loss(model, drafter_config, target, batch: Batch, states, frequent, config: TrainConfig, accelerator):
+def batch_loss(model, drafter_config, target, batch: Batch, states, candidates, config: TrainConfig, accelerator):
     """Loss and counts of right predictions of one batch; `states` as from `states_for`."""
     context, last = states
     head = target.get_output_embeddings().weight
-    candidates = candidate_tokens(batch.labels, frequent, config.negatives, head.shape[0])
     teacher = None
     if last is not None:  # the state that predicts successor k stands k - 1 after the root
         index = batch.anchors[..., None] + torch.arange(batch.labels.shape[-1], device=batch.anchors.device)
@@ -261,3 +296,4 @@ def measure(drafter, target, held_out, progress: dict, losses, counts, config: T
         progress["best"] = figures[HELD_OUT_BUDGETS[1]]
         finished.to(torch.bfloat16).save_pretrained(config.output)
         write_card(config.output, target, asdict(config), progress)
+    write_log(config.output, asdict(config), progress)
