@@ -11,9 +11,11 @@ decoding of the same prefix, and the exit status is 1 if one is further than 4 u
 import argparse
 import json
 import time
+from collections import defaultdict
 from pathlib import Path
 
 import torch
+from resumable import Results
 from tqdm import tqdm
 
 import hf_ddtree
@@ -32,6 +34,7 @@ def main():
     parser.add_argument("--budgets", nargs="+", type=int, default=[1, 8, 64, 256])
     parser.add_argument("--prompts", type=int, default=len(PROMPTS))
     parser.add_argument("--max-new-tokens", type=int, default=128)
+    parser.add_argument("--output", help="JSONL file that lets a long run be stopped and go on")
     args = parser.parse_args()
 
     model, tokenizer, _ = load_embedded(dtype=getattr(torch, args.dtype))
@@ -76,37 +79,39 @@ def generate(model, inputs, seed: int, **settings) -> list[int]:
 
 def check_float32(model, tokenizer, drafters, args):
     """Count equal outputs per drafter, mode and budget."""
-    equal, compared = {}, 0
+    results, equal = Results(args.output), defaultdict(list)
     for seed, prompt in enumerate(tqdm(PROMPTS[: args.prompts], unit="prompt")):
         inputs = prompt_ids(tokenizer, prompt)
         for mode, sampling in (("greedy", {"do_sample": False}), ("sampled", SAMPLING)):
             settings = {"max_new_tokens": args.max_new_tokens, **sampling}
-            plain = generate(model, inputs, seed, **settings)
+            plain_key = (args.max_new_tokens, seed, mode, "plain")
+            plain = results.get(plain_key, generate, model, inputs, seed, **settings)
             for name, drafter in drafters.items():
                 for budget in args.budgets:
                     options = {"assistant_model": drafter, "tree_budget": budget, "tree_sampling": "target"}
-                    tree = generate(model, inputs, seed, **options, **settings)
-                    key = f"{name}/{mode}/{budget}"
-                    equal[key] = equal.get(key, 0) + (tree == plain)
-                    compared += 1
+                    key = (args.max_new_tokens, seed, mode, name, budget)
+                    tree = results.get(key, generate, model, inputs, seed, **options, **settings)
+                    equal[f"{name}/{mode}/{budget}"].append(tree == plain)
                     if tree != plain:
                         tqdm.write(f"{key} differs on {prompt!r}")
-    return {"compared": compared, "equal": equal}, sum(equal.values()) < compared
+    compared = sum(map(len, equal.values()))
+    counts = {name: sum(values) for name, values in equal.items()}
+    return {"compared": compared, "equal": counts}, sum(counts.values()) < compared
 
 
 def check_bfloat16(model, tokenizer, drafters, args):
     """The rate of emitted tokens that are not the plain maximum, and the largest distance from it in ulps."""
-    gaps = {}
+    results, gaps = Results(args.output), defaultdict(list)
     for seed, prompt in enumerate(tqdm(PROMPTS[: args.prompts], unit="prompt")):
         inputs = prompt_ids(tokenizer, prompt)
-        settings = {"max_new_tokens": args.max_new_tokens, "do_sample": False}
         runs = {"native prompt look-up": {"prompt_lookup_num_tokens": 10}}
         for name, drafter in drafters.items():
             for budget in args.budgets:
                 runs[f"{name}/{budget}"] = {"assistant_model": drafter, "tree_budget": budget}
         for name, options in runs.items():
-            tokens = generate(model, inputs, seed, **settings, **options)
-            gaps.setdefault(name, []).extend(distances_from_maximum(model, inputs["input_ids"], tokens))
+            settings = {"max_new_tokens": args.max_new_tokens, "do_sample": False, **options}
+            key = (args.max_new_tokens, seed, "bfloat16", name)
+            gaps[name] += results.get(key, teacher_forced, model, inputs, seed, settings)
     report = {
         name: {
             "tokens": len(values),
@@ -117,6 +122,11 @@ def check_bfloat16(model, tokenizer, drafters, args):
     }
     worst = max(entry["max_ulps"] for name, entry in report.items() if not name.startswith("native"))
     return {"teacher_forced": report}, worst > MAX_ULPS
+
+
+def teacher_forced(model, inputs, seed: int, settings: dict) -> list[float]:
+    """Generate, then measure each token against plain decoding of the same prefix."""
+    return distances_from_maximum(model, inputs["input_ids"], generate(model, inputs, seed, **settings))
 
 
 @torch.no_grad()

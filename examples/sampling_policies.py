@@ -14,6 +14,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from resumable import Results
 from tqdm import tqdm
 
 import hf_ddtree
@@ -29,6 +30,7 @@ def main():
     parser.add_argument("--budgets", nargs="+", type=int, default=[8, 16, 32, 64])
     parser.add_argument("--prompts", type=int, default=24)
     parser.add_argument("--max-new-tokens", type=int, default=96)
+    parser.add_argument("--output", help="JSONL file that lets a long run be stopped and go on")
     args = parser.parse_args()
 
     model, tokenizer, _ = load_embedded(dtype=torch.bfloat16)
@@ -42,7 +44,7 @@ def main():
 def measure(model, tokenizer, drafter, args) -> dict[tuple, list[tuple[int, int]]]:
     """Per (temperature, budget, policy): emitted tokens and rounds of each prompt."""
     lines = Path(__file__).with_name("prompts.jsonl").read_text(encoding="utf-8").splitlines()
-    rounds = defaultdict(list)
+    results, rounds = Results(args.output), defaultdict(list)
     for seed, line in enumerate(tqdm(lines[: args.prompts], unit="prompt")):
         chat = [{"role": "user", "content": json.loads(line)["prompt"]}]
         inputs = tokenizer.apply_chat_template(
@@ -51,21 +53,25 @@ def measure(model, tokenizer, drafter, args) -> dict[tuple, list[tuple[int, int]
         for temperature in args.temperatures:
             for budget in args.budgets:
                 for policy in args.policies:
-                    torch.manual_seed(seed)
-                    output = model.generate(
-                        **inputs,
-                        do_sample=True,
-                        temperature=temperature,
-                        top_k=0,
-                        max_new_tokens=args.max_new_tokens,
-                        assistant_model=drafter,
-                        tree_budget=budget,
-                        tree_sampling=policy,
-                        return_dict_in_generate=True,
-                    )
-                    emitted = sum(r.accepted_length + 1 for r in output.rounds)
-                    rounds[temperature, budget, policy].append((emitted, len(output.rounds)))
+                    options = {
+                        "max_new_tokens": args.max_new_tokens,
+                        "temperature": temperature,
+                        "tree_budget": budget,
+                        "tree_sampling": policy,
+                    }
+                    key = (seed, *options.values())
+                    counts = results.get(key, sample, model, drafter, inputs, seed, options)
+                    rounds[temperature, budget, policy].append(counts)
     return rounds
+
+
+def sample(model, drafter, inputs, seed: int, options: dict) -> tuple[int, int]:
+    """Emitted tokens and rounds of one request."""
+    torch.manual_seed(seed)
+    output = model.generate(
+        **inputs, do_sample=True, top_k=0, assistant_model=drafter, return_dict_in_generate=True, **options
+    )
+    return sum(r.accepted_length + 1 for r in output.rounds), len(output.rounds)
 
 
 def tokens_per_round(counts: list[tuple[int, int]]) -> str:
