@@ -364,7 +364,7 @@ SCHEMA = {
 @pytest.mark.parametrize("decoding", DECODING)
 def test_xgrammar_json_schema_equals_plain_generate(embedded, decoding):
     """A real grammar: xgrammar's matcher raises if it is fed a token that was not chosen, or misses one that was."""
-    xgrammar = pytest.importorskip("xgrammar")
+    xgrammar = pytest.importorskip("xgrammar", reason="needs xgrammar, which `make test` installs")
     from xgrammar.contrib.hf import LogitsProcessor as GrammarProcessor
 
     model, tokenizer = embedded

@@ -419,7 +419,7 @@ def test_a_wrapper_is_refused_with_the_way_out():
 # peft's own: it still uses an older name of a transformers attribute
 @pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing.*:FutureWarning")
 def test_a_peft_model_generates_with_a_tree_through_its_base_model():
-    peft = pytest.importorskip("peft")
+    peft = pytest.importorskip("peft", reason="needs peft, which `make test` installs")
     base = tiny_model("llama")
     without_adapter = generate(base, PROMPT, max_new_tokens=NEW_TOKENS)
     # adapters start at zero: random ones change the output
