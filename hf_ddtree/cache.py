@@ -17,7 +17,9 @@ def check_cache(cache: Cache) -> None:
     states of sibling branches mix.
     """
     if cache.offloading:
-        raise ValueError("cache: rows of an offloaded cache move between devices while a tree is committed; use a plain one.")
+        raise ValueError(
+            "cache: rows of an offloaded cache move between devices while a tree is committed; use a plain one."
+        )
     for layer in cache.layers:
         if type(layer) not in COMPACTABLE_LAYERS:
             raise ValueError(
@@ -64,11 +66,11 @@ def commit_path(cache: Cache, path: list[int], n_nodes: int) -> None:
         n_nodes: the number of rows the tree added.
     """
     if path != list(range(len(path))):  # otherwise the rows are in place already
-        for layer in cache.layers:
-            if layer.is_initialized:
-                start = layer.keys.shape[-2] - n_nodes
-                rows = torch.tensor(path, device=layer.keys.device) + start
-                for states in (layer.keys, layer.values):
-                    states[..., start : start + len(path), :] = states.index_select(-2, rows)
+        layers = [layer for layer in cache.layers if layer.is_initialized]
+        rows_on = {device: torch.tensor(path, device=device) for device in {layer.keys.device for layer in layers}}
+        for layer in layers:
+            for states in (layer.keys, layer.values):
+                nodes = states[..., -n_nodes:, :]
+                nodes[..., : len(path), :] = nodes.index_select(-2, rows_on[states.device])
     # also when nothing is dropped: `crop` trims sliding layers back to their window
     cache.crop(len(path) - n_nodes)

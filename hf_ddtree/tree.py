@@ -5,6 +5,7 @@ import math
 from dataclasses import dataclass, field
 from functools import cached_property
 
+import numpy as np
 import torch
 
 from .randomness import Randomness
@@ -60,30 +61,28 @@ class DraftTree:
         depths = [0] * len(parents)
         for node in range(1, len(parents)):
             depths[node] = depths[parents[node]] + 1
-        return cls(torch.tensor(token_ids), torch.tensor(parents), torch.tensor(depths), proposals or {})
+        return cls(_tensor(token_ids), _tensor(parents), _tensor(depths), proposals or {})
 
     def __len__(self) -> int:
         """The number of nodes, root included."""
         return len(self.token_ids)
 
-    @cached_property
-    def _child_of(self) -> dict[tuple[int, int], int]:
-        edges = list(zip(self.parents.tolist(), self.token_ids.tolist()))
-        # of siblings with one token the first, which has the largest subtree
-        return {edges[node]: node for node in reversed(range(len(edges)))}
-
     def child(self, node: int, token_id: int) -> int | None:
-        """A child of `node` that carries `token_id`, or None. (Only draws with replacement repeat a token.)"""
-        return self._child_of.get((node, token_id))
+        """The first child of `node` that carries `token_id`, or None. (Only draws with replacement repeat a token.)"""
+        found = (self.parents.numpy() == node) & (self.token_ids.numpy() == token_id)
+        first = int(found.argmax())
+        return first if found[first] else None
 
     @cached_property
     def ancestor_mask(self) -> torch.Tensor:
         """`[N, N]` bool: entry (i, j) is True where node j is an ancestor of node i or i itself."""
-        mask = torch.eye(len(self), dtype=torch.bool)
-        for depth in range(1, int(self.depths.max()) + 1):
-            level = (self.depths == depth).nonzero()[:, 0]
-            mask[level] |= mask[self.parents[level]]
-        return mask
+        rows = []  # as integers, bit j for node j
+        for node, parent in enumerate(self.parents.tolist()):
+            rows.append(1 << node | (rows[parent] if node else 0))
+        n_bytes = (len(self) + 7) // 8
+        packed = np.frombuffer(b"".join(row.to_bytes(n_bytes, "little") for row in rows), dtype=np.uint8)
+        bits = np.unpackbits(packed.reshape(-1, n_bytes), axis=1, count=len(self), bitorder="little")
+        return torch.from_numpy(bits.view(bool))
 
 
 @dataclass(frozen=True)
@@ -157,8 +156,8 @@ def build_tree(
     else:
         levels, ranks, parents = most_probable_prefixes(top_log_probs, tree_budget)
     # a drawn node has rank -1 until its token is drawn
-    token_ids = torch.cat([torch.tensor([root_token_id]), top_ids.cpu()[levels, ranks]])
-    depths = torch.tensor([0, *(level + 1 for level in levels)])
+    token_ids = torch.cat([_tensor([root_token_id]), top_ids.cpu()[_tensor(levels), _tensor(ranks)]])
+    depths = _tensor([-1, *levels]) + 1
     proposals = {}
     if policy.drawn:
         ids = top_ids.tolist()
@@ -168,7 +167,12 @@ def build_tree(
             for (parent, (_, nodes)), (inside, _), tokens in zip(parents_drawn.items(), requests, drawn):
                 token_ids[nodes] = torch.tensor(tokens)
                 proposals[parent] = Proposal(tokens, q[level], inside, level + 1, policy.replacement)
-    return DraftTree(token_ids, torch.tensor([-1, *parents]), depths, proposals)
+    return DraftTree(token_ids, _tensor([-1, *parents]), depths, proposals)
+
+
+def _tensor(values: list[int]) -> torch.Tensor:
+    """int64, by way of NumPy, which reads lists several times faster."""
+    return torch.from_numpy(np.array(values, dtype=np.int64))
 
 
 def drawn_by_level(levels: list[int], ranks: list[int], parents: list[int]) -> dict[int, dict[int, tuple]]:

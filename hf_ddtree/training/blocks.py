@@ -59,14 +59,14 @@ def make_batch(sequences: list[Sequence], n_anchors: int, block_size: int, gener
 
 
 @torch.no_grad()
-def target_states(target: PreTrainedModel, batch: Batch, layer_ids: list[int], with_last: bool = False):
-    """The tapped hidden states, `[B, L, taps * H]`, and the states the head reads, `[B, L, H]`, or None."""
+def target_states(target: PreTrainedModel, batch: Batch, layer_ids: list[int]) -> tuple[torch.Tensor, torch.Tensor]:
+    """The tapped hidden states, `[B, L, taps * H]`, and the states the head reads, `[B, L, H]`."""
     taps = [layer + 1 for layer in layer_ids]
     outputs = target.base_model(
         input_ids=batch.tokens, attention_mask=batch.valid.long(), output_hidden_states=taps, use_cache=False
     )
     states = torch.cat([outputs.hidden_states[tap] for tap in taps], dim=-1)
-    return states, outputs.last_hidden_state if with_last else None
+    return states, outputs.last_hidden_state
 
 
 def draft_blocks(drafter, config, embedding, batch: Batch, context: torch.Tensor) -> torch.Tensor:
@@ -102,5 +102,3 @@ def draft_blocks(drafter, config, embedding, batch: Batch, context: torch.Tensor
         attention_mask=mask,
     ).last_hidden_state
     return states.unflatten(1, (n_blocks, size))[:, :, 1:]
-
-

@@ -23,7 +23,7 @@ def compute_features(
     process_index: int = 0,
     num_processes: int = 1,
 ) -> None:
-    """Write the tapped states of every shard that has no file yet: `states` `[T, taps * H]`, in order of the shard.
+    """Write the states of every shard that has no file yet: tapped `[T, taps * H]` and last `[T, H]`, in its order.
 
     `sequences` are all sequences of their shards. Of several processes each writes its part of the shards.
 
@@ -43,23 +43,27 @@ def compute_features(
             with safe_open(path, framework="pt") as file:
                 differing = [name for name, value in wanted.items() if (file.metadata() or {}).get(name) != value]
             if differing:
-                raise ValueError(f"{path} was computed with other {', '.join(differing)}; choose another --features folder.")
+                raise ValueError(
+                    f"{path} was computed with other {', '.join(differing)}; choose another --features folder."
+                )
             continue
-        states = []
+        tapped, last = [], []
         for start in range(0, len(shard), batch_size):
             part = shard[start : start + batch_size]
             batch = make_batch(part, 1, 2, generator=None).to(target.device)
-            computed, _ = target_states(target, batch, layer_ids)
-            states += [row[: len(sequence.tokens)].cpu() for row, sequence in zip(computed, part)]
+            for kept, states in zip((tapped, last), target_states(target, batch, layer_ids)):
+                kept += [row[: len(sequence.tokens)].cpu() for row, sequence in zip(states, part)]
         unfinished = path.with_suffix(".unfinished")
-        save_file({"states": torch.cat(states)}, unfinished, wanted)
+        save_file({"tapped": torch.cat(tapped), "last": torch.cat(last)}, unfinished, wanted)
         unfinished.replace(path)
 
 
-def read_features(folder: Path, sequences: list[Sequence]) -> torch.Tensor:
-    """The states of some sequences, `[B, L, taps * H]`, padded with zeros."""
-    rows = []
+def read_features(folder: Path, sequences: list[Sequence]) -> list[torch.Tensor]:
+    """The tapped states of some sequences, `[B, L, taps * H]`, and the last ones, `[B, L, H]`, padded with zeros."""
+    rows = {"tapped": [], "last": []}
     for sequence in sequences:
+        end = sequence.offset + len(sequence.tokens)
         with safe_open(folder / sequence.shard, framework="pt") as file:
-            rows.append(file.get_slice("states")[sequence.offset : sequence.offset + len(sequence.tokens)])
-    return torch.nn.utils.rnn.pad_sequence(rows, batch_first=True)
+            for name in rows:
+                rows[name].append(file.get_slice(name)[sequence.offset : end])
+    return [torch.nn.utils.rnn.pad_sequence(states, batch_first=True) for states in rows.values()]

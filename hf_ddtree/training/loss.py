@@ -5,6 +5,8 @@ from torch.nn import functional as F
 
 from .blocks import IGNORED
 
+MAX_LOGITS = 2**21  # at once, in elements
+
 
 def candidate_tokens(
     labels: torch.Tensor,
@@ -56,16 +58,45 @@ def draft_loss(
     mask = labels != IGNORED
     level = torch.arange(depth, device=labels.device).expand_as(labels)[mask]
     weights = torch.exp(-level / decay)
-    rows = head[candidates]
-    logits = F.linear(states[mask], rows).float()
-    wanted = torch.searchsorted(candidates, labels[mask])
-    losses = F.cross_entropy(logits, wanted, reduction="none")
-    if kl_weight > 0:
-        with torch.no_grad():
-            log_p = F.linear(target_states[mask], rows).float().log_softmax(-1)
-        divergence = F.kl_div(logits.log_softmax(-1), log_p, log_target=True, reduction="none").sum(-1)
-        losses = (1 - kl_weight) * losses + kl_weight * divergence
-    right = (logits.argmax(-1) == wanted).float()
+    head = head[candidates]
+    predicted, wanted = states[mask], torch.searchsorted(candidates, labels[mask])
+    teacher = target_states[mask] if kl_weight > 0 else None
+    losses, right = _RowLosses.apply(predicted, wanted, teacher, head, weights / weights.sum(), kl_weight)
     counts = torch.zeros(depth, 2, device=labels.device)
     counts.index_add_(0, level, torch.stack([right, torch.ones_like(right)], dim=1))
-    return (weights * losses).sum() / weights.sum(), counts
+    return losses.sum(), counts
+
+
+class _RowLosses(torch.autograd.Function):
+    """w [(1 - a) CE + a KL] per row; its gradient by the logits is w (q - t) with t = (1 - a) 1[label] + a p.
+
+    The gradient is taken in the forward pass, some rows at a time: the logits of all rows would fit no cache and, with a
+    large vocabulary, no GPU.
+    """
+
+    @staticmethod
+    def forward(ctx, predicted, wanted, teacher, head, weights, kl_weight):
+        gradient = torch.empty_like(predicted)
+        losses, right = (torch.empty(len(wanted), device=wanted.device) for _ in range(2))
+        for rows in torch.arange(len(wanted), device=wanted.device).split(max(1, MAX_LOGITS // len(head))):
+            label, weight = wanted[rows, None], weights[rows, None]
+            logits = F.linear(predicted[rows], head).float()
+            right[rows] = (logits.argmax(-1, keepdim=True) == label).float()[:, 0]
+            log_q = logits.log_softmax(-1)
+            loss = (kl_weight - 1) * log_q.gather(1, label)[:, 0]
+            by_logits = log_q.exp().scatter_add_(1, label, torch.full_like(weight, kl_weight - 1))
+            if kl_weight > 0:
+                log_p = F.linear(teacher[rows], head).float().log_softmax(-1)
+                p = log_p.exp()
+                loss += kl_weight * (p * (log_p - log_q)).sum(-1)
+                by_logits.sub_(p, alpha=kl_weight)
+            losses[rows] = loss * weight[:, 0]
+            gradient[rows] = F.linear(by_logits.mul_(weight), head.T).to(gradient.dtype)
+        ctx.save_for_backward(gradient)
+        ctx.mark_non_differentiable(right)
+        return losses, right
+
+    @staticmethod
+    def backward(ctx, by_losses, _):
+        (gradient,) = ctx.saved_tensors
+        return gradient * by_losses[:, None].to(gradient.dtype), None, None, None, None, None

@@ -75,8 +75,6 @@ class TrainConfig:
     seed: int = 0
 
     def __post_init__(self):
-        if self.features is not None and self.kl_weight > 0:
-            raise ValueError("--features keeps the tapped states alone; --kl-weight needs the target: drop one of them.")
         if self.block_size < 2:
             raise ValueError(f"--block-size {self.block_size}: a block is the root and at least one token.")
 
@@ -112,6 +110,7 @@ def train(target: PreTrainedModel, config: TrainConfig) -> None:
     accelerator.wait_for_everyone()
     model = accelerator.prepare_model(drafter)
     frequent = most_frequent(training, config.frequent)
+    scale = state_scale(target, drafter.config.target_layer_ids, training[: config.batch_size])
 
     steps = tqdm(
         range(progress["step"], config.steps),
@@ -127,7 +126,8 @@ def train(target: PreTrainedModel, config: TrainConfig) -> None:
             set_learning_rate(optimizer, learning_rate(step, config))
         for chosen, generator in step_batches(training, epoch, config, step, accelerator):
             batch = make_batch(chosen, config.anchors, config.block_size, generator).to(accelerator.device)
-            states = states_for(target, drafter.config, batch, chosen, config)
+            context, last = states_for(target, drafter.config, batch, chosen, config)
+            states = context * scale, last
             labels, vocab_size = batch.labels, target.get_output_embeddings().weight.shape[0]
             candidates = candidate_tokens(labels, frequent, config.negatives, vocab_size, generator)
             loss, right = batch_loss(model, drafter.config, target, batch, states, candidates, config, accelerator)
@@ -142,7 +142,7 @@ def train(target: PreTrainedModel, config: TrainConfig) -> None:
         if done % config.evaluate_every == 0 or done == config.steps:
             progress["step"], progress["seconds"] = done, before + time.time() - start
             if accelerator.is_main_process:
-                measure(drafter, target, held_out, progress, losses, counts, config)
+                measure(drafter, scale, target, held_out, progress, losses, counts, config)
                 save_checkpoint(checkpoint, drafter, optimizers, progress)
                 steps.write(json.dumps(progress["log"][-1]))
             counts, losses = 0, []
@@ -257,11 +257,26 @@ def step_batches(training: list[Sequence], epoch, config: TrainConfig, step: int
         yield [training[i] for i in indices], generator
 
 
+def state_scale(target, layer_ids: list[int], sequences: list[Sequence]) -> torch.Tensor:
+    """What brings the states of every tapped layer to a root mean square of 1: `[taps * H]`.
+
+    Deep layers are an order of magnitude larger than early ones and would drown them. Medians, since the first token of a
+    sequence is larger still. The finished drafter has the scale in its `fc`.
+    """
+    batch = make_batch(sequences, 1, 2, generator=None).to(target.device)
+    states, _ = target_states(target, batch, layer_ids)
+    states = states[batch.valid].unflatten(-1, (len(layer_ids), -1)).float()
+    typical = states.square().mean(-1).sqrt().median(0).values
+    return (1 / typical).repeat_interleave(states.shape[-1]).to(target.dtype)
+
+
 def states_for(target, drafter_config: DFlashConfig, batch: Batch, sequences: list[Sequence], config: TrainConfig):
     """The tapped states of a batch, and the states the target's head reads if the loss needs them."""
     if config.features is not None:
-        return read_features(config.features, sequences).to(batch.tokens.device), None
-    return target_states(target, batch, drafter_config.target_layer_ids, with_last=config.kl_weight > 0)
+        context, last = (states.to(batch.tokens.device) for states in read_features(config.features, sequences))
+    else:
+        context, last = target_states(target, batch, drafter_config.target_layer_ids)
+    return context, last if config.kl_weight > 0 else None
 
 
 def batch_loss(model, drafter_config, target, batch: Batch, states, candidates, config: TrainConfig, accelerator):
@@ -278,11 +293,17 @@ def batch_loss(model, drafter_config, target, batch: Batch, states, candidates, 
         return draft_loss(predicted, batch.labels, head, candidates, config.decay, teacher, config.kl_weight)
 
 
-def measure(drafter, target, held_out, progress: dict, losses, counts, config: TrainConfig) -> None:
-    """Log held-out acceptance, and keep the drafter if it is the best so far."""
+def finished_drafter(drafter: DFlashDraftModel, scale: torch.Tensor) -> DFlashDraftModel:
+    """A copy that takes the target's states as they are: with the scale they were trained under in `fc`."""
     finished = DFlashDraftModel(drafter.config)
     finished.load_state_dict(drafter.state_dict())
-    finished = finished.to(device=target.device, dtype=target.dtype).eval()
+    finished.fc.weight.data *= scale.to(finished.fc.weight)
+    return finished.eval()
+
+
+def measure(drafter, scale, target, held_out, progress: dict, losses, counts, config: TrainConfig) -> None:
+    """Log held-out acceptance, and keep the drafter if it is the best so far."""
+    finished = finished_drafter(drafter, scale).to(device=target.device, dtype=target.dtype)
     figures = held_out_tokens_per_round(finished, target, held_out, HELD_OUT_BUDGETS)
     entry = {
         "step": progress["step"],
