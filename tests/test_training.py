@@ -1,8 +1,10 @@
 """The training commands on a tiny target, end to end: generate, train, be killed, resume, evaluate, load."""
 
 import json
+import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -18,6 +20,7 @@ from hf_ddtree.training.acceptance import CHAIN, accepted_length, draft
 from hf_ddtree.training.blocks import IGNORED, draft_blocks, make_batch, target_states
 from hf_ddtree.training.data import Sequence, batches, read_shards, shard_path, split_held_out, write_shard
 from hf_ddtree.training.features import compute_features, read_features
+from hf_ddtree.training import __main__ as main_module
 from hf_ddtree.training import loss as loss_module
 from hf_ddtree.training.loss import candidate_tokens, draft_loss
 
@@ -99,6 +102,9 @@ def test_commands_end_to_end(folder, capsys, monkeypatch):
     assert without_time == [{n: v for n, v in entry.items() if n != "seconds"} for entry in whole]
     with pytest.raises(ValueError, match="other settings .decay"):
         run(folder, "train", output=folder / "killed", **settings, decay=9.0)
+    run(folder, "generate", output=data, shards=5, **generate)
+    with pytest.raises(ValueError, match="other settings .data"):
+        run(folder, "train", output=folder / "killed", **settings)
 
     capsys.readouterr()
     run(folder, "evaluate", drafter=folder / "whole", prompts=folder / "test.jsonl", budgets=[0, 8], max_new_tokens=24)
@@ -166,6 +172,31 @@ def test_the_finished_drafter_takes_states_as_they_are():
     expected = draft_blocks(drafter, drafter.config, embedding, batch, context * scale)
     states = draft_blocks(finished, drafter.config, embedding, batch, context)
     torch.testing.assert_close(states, expected, rtol=1e-4, atol=1e-4)
+
+
+def test_gpu_script_gives_arguments_that_the_commands_take(tmp_path, monkeypatch):
+    """With a stand-in for Python that writes them down; every command reaches the loading of the target."""
+    stand_in = tmp_path / "python"
+    output = tmp_path / "out"
+    stand_in.write_text(
+        f'#!/bin/sh\necho "$@" >> {tmp_path}/calls\nmkdir -p {output}/drafter\ntouch {output}/drafter/model.safetensors\n'
+    )
+    stand_in.chmod(0o755)
+    script = Path(__file__).parents[1] / "examples" / "train_on_gpu.sh"
+    environment = {**os.environ, "PATH": f"{tmp_path}{os.pathsep}{os.environ['PATH']}"}
+    subprocess.run(["bash", script, output, "some/model", "7"], check=True, env=environment)
+
+    def loaded(*args):
+        raise InterruptedError(args[0])
+
+    monkeypatch.setattr(main_module, "load_target", loaded)
+    calls = [line.split() for line in (tmp_path / "calls").read_text().splitlines()]
+    assert [call[:3] for call in calls] == [
+        ["-m", "hf_ddtree.training", name] for name in ("generate", "train", "evaluate")
+    ]
+    for call in calls:
+        with pytest.raises(InterruptedError, match="some/model"):
+            main(call[2:])
 
 
 def test_two_processes_share_the_work(folder):

@@ -1,5 +1,6 @@
 """The training loop of a DFlash drafter."""
 
+import hashlib
 import json
 import math
 import time
@@ -99,10 +100,10 @@ def train(target: PreTrainedModel, config: TrainConfig) -> None:
     target = target.to(accelerator.device).eval().requires_grad_(False)
     drafter = new_drafter(target, config).to(accelerator.device)
     optimizers = make_optimizers(drafter)
-    progress = {"step": 0, "best": 0.0, "seconds": 0.0, "log": [], "settings": run_settings(config)}
+    progress = {"step": 0, "best": 0.0, "seconds": 0.0, "log": [], "settings": run_settings(config, sequences)}
     checkpoint = config.output / "checkpoint.safetensors"
     if checkpoint.exists():
-        check_same_run(checkpoint, config)
+        check_same_run(checkpoint, progress["settings"])
         progress = load_checkpoint(checkpoint, drafter, optimizers)
     if config.features is not None:
         mine = (accelerator.process_index, accelerator.num_processes)
@@ -159,15 +160,17 @@ def check_data(training: list[Sequence], held_out: list[Sequence], config: Train
         raise ValueError("--held-out: there is no greedy answer to measure acceptance on; generate some, or raise it.")
 
 
-def run_settings(config: TrainConfig) -> dict[str, str]:
-    """What must stay the same when a run is resumed: everything but where it lies and how often it is measured."""
-    free = ("data", "output", "features", "evaluate_every")
-    return {name: str(value) for name, value in asdict(config).items() if name not in free}
+def run_settings(config: TrainConfig, sequences: list[Sequence]) -> dict[str, str]:
+    """What must stay the same when a run is resumed: the data and all settings but where things lie and when to measure."""
+    free = ("output", "features", "evaluate_every")
+    tokens = torch.cat([sequence.tokens for sequence in sequences])
+    data = {"data": hashlib.sha256(tokens.numpy().tobytes()).hexdigest()}
+    return {name: str(value) for name, value in {**asdict(config), **data}.items() if name not in free}
 
 
-def check_same_run(checkpoint: Path, config: TrainConfig) -> None:
+def check_same_run(checkpoint: Path, wanted: dict[str, str]) -> None:
     """Raise a ValueError if the checkpoint is of a run with other settings."""
-    saved, wanted = read_progress(checkpoint)["settings"], run_settings(config)
+    saved = read_progress(checkpoint)["settings"]
     changed = [name for name in wanted if saved.get(name) != wanted[name]]
     if changed:
         raise ValueError(
