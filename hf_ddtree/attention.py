@@ -3,7 +3,7 @@
 import torch
 from transformers import Cache, PreTrainedConfig
 
-SUPPORTED_LAYER_TYPES = ("full_attention", "sliding_attention")
+MASKED_LAYER_TYPES = ("full_attention", "sliding_attention")
 SUPPORTED_ATTENTION = ("eager", "sdpa")
 
 
@@ -44,6 +44,8 @@ def tree_attention_mask(
     if layer_types is not None:
         return {
             layer_type: _mask(cache, _layer_index(cache, layer_type), depths, _window(layer_type, window), **geometry)
+            if layer_type in MASKED_LAYER_TYPES
+            else None  # recurrent layers have a tree form of their own
             for layer_type in set(layer_types)
         }
     # without layer types a window, if there is one, holds for every layer
@@ -56,9 +58,9 @@ def _window(layer_type: str, window: int | None) -> int | None:
 
 def _layer_index(cache: Cache, layer_type: str) -> int:
     """The first cache layer of that type; a cache built without a config keeps every layer in full."""
-    is_sliding = [bool(sliding) for sliding in cache.is_sliding]
     wanted = layer_type == "sliding_attention"
-    return is_sliding.index(wanted) if wanted in is_sliding else 0
+    kinds = zip(cache.is_sliding, cache.is_linear)
+    return next((i for i, (sliding, linear) in enumerate(kinds) if not linear and bool(sliding) == wanted), 0)
 
 
 def _mask(cache, layer_idx, depths, window, padding_mask, dtype, device):

@@ -4,13 +4,15 @@ from dataclasses import dataclass
 
 from transformers import GenerationConfig
 
-from .attention import SUPPORTED_ATTENTION, SUPPORTED_LAYER_TYPES
+from .attention import MASKED_LAYER_TYPES, SUPPORTED_ATTENTION
 from .cache import check_cache
 from .tree import POLICIES, Policy
 
 TREE_OPTIONS = ("tree_budget", "tree_sampling", "tree_trace", "tree_timing")
 # a forward over this many tokens costs as much as a long prompt, every round; a larger number is a slip
 LARGEST_BUDGET = 16_384
+# names in `config.layer_types` of layers whose state is in the cache, and of layers without any
+RECURRENT_LAYER_TYPES = ("linear_attention", "conv", "hybrid", "hybrid_sliding", "mlp", "moe")
 CACHE_IMPLEMENTATIONS = (None, "dynamic")
 
 
@@ -67,11 +69,12 @@ class TreeConfig:
         return cls(**options)
 
 
-def check_model(model, argument: str = "model") -> None:
+def check_model(model, argument: str = "model", recurrent: bool = True) -> None:
     """Raise a ValueError if tree decoding does not work for the kind of model, naming what is in the way.
 
     Args:
         argument: what the user passed it as.
+        recurrent: whether its layers may carry a recurrent state.
     """
     config = model.config
     text_config = config.get_text_config(decoder=True)
@@ -80,12 +83,14 @@ def check_model(model, argument: str = "model") -> None:
         raise ValueError(f"{argument}: {name} is an encoder-decoder; tree decoding is for decoder-only causal LMs.")
     if getattr(text_config, "attention_chunk_size", None) is not None:
         raise ValueError(f"{argument}: {name} has chunked attention, which tree decoding does not support.")
-    unknown = set(getattr(text_config, "layer_types", None) or ()) - set(SUPPORTED_LAYER_TYPES)
-    if unknown or model._is_stateful:
-        kind = f"layers of type {sorted(unknown)}" if unknown else "a recurrent state"
+    layer_types = set(getattr(text_config, "layer_types", None) or ())
+    supported = MASKED_LAYER_TYPES + (RECURRENT_LAYER_TYPES if recurrent else ())
+    unknown = layer_types - set(supported)
+    if unknown or (model._is_stateful and not layer_types):
+        kind = f"layers of type {sorted(unknown)}" if unknown else "a recurrent state outside its cache"
+        way_out = "call generate without `tree_budget`" if recurrent else "choose another drafter"
         raise ValueError(
-            f"{argument}: {name} has {kind}, where sibling branches would mix. Tree decoding supports "
-            f"{list(SUPPORTED_LAYER_TYPES)}; call generate without `tree_budget`."
+            f"{argument}: {name} has {kind}, where sibling branches would mix. Supported are {list(supported)}; {way_out}."
         )
     implementation = text_config._attn_implementation
     if implementation not in SUPPORTED_ATTENTION:

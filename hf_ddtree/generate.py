@@ -7,13 +7,12 @@ from transformers import GenerationMixin, LogitsProcessorList, PreTrainedModel, 
 from transformers.generation import GenerationConfig
 from transformers.generation.streamers import BaseStreamer
 
-from .cache import commit_path, uncommitted_rows
 from .config import TREE_OPTIONS, TreeConfig, check_inputs, check_mode_kwargs, check_model, check_settings
 from .drafters import draft_tree, tree_candidate_generator
 from .drafters.prompt_lookup import DEFAULT_DEPTH
 from .output import GenerateDDTreeOutput, Recorder
 from .selfcheck import check_tree_attention
-from .verify import count_padding, deepest_node, prefill, tap, verify_tree
+from .verify import count_padding, deepest_node, prefill, tap, tree_verifier
 from .walk import Emitter, walk_tree
 
 
@@ -140,19 +139,18 @@ def _tree_decoding(
     model_kwargs = model._update_model_kwargs_for_generation(outputs, model_kwargs)
     cache = model_kwargs["cache"]
 
-    with uncommitted_rows(cache) as committed, model._optimize_model_for_decode():
+    with tree_verifier(model, cache, drafter.tapped_states) as verifier, model._optimize_model_for_decode():
         while not emitter.finished:
             room = generation_config.max_length - emitter.input_ids.shape[1] - 1
             max_depth = deepest_node(model, room, model_kwargs["position_ids"])
             with recorder.stage("draft"):
                 tree = draft_tree(drafter, emitter.input_ids[:, padding:], options.tree_budget, max_depth)
             with recorder.stage("verify"):
-                outputs = verify_tree(model, tree, model_kwargs, drafter.tapped_states)
+                outputs = verifier.verify_tree(tree, model_kwargs)
             with recorder.stage("walk"):
                 path = walk_tree(tree, outputs.logits, emitter)
             with recorder.stage("commit"):
-                commit_path(cache, path, len(tree))
-                committed.length += len(path)
+                verifier.commit_path(path)
                 drafter.observe(emitter.take_overlaps())
                 if not emitter.finished:
                     drafter.commit_path(path, tap(outputs, drafter.tapped_states, rows=path))

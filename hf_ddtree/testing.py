@@ -68,16 +68,94 @@ FAMILIES = {
     "muse_glimmer": _WINDOWED,
 }
 
+_DELTA_NET = {
+    "layer_types": ["linear_attention", "full_attention"] * 2,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 8,
+    "linear_value_head_dim": 8,
+}
+_MAMBA = {
+    "mamba_n_heads": 8,
+    "mamba_d_head": 8,
+    "mamba_n_groups": 2,
+    "mamba_d_state": 8,
+    "mamba_d_conv": 4,
+    "mamba_expand": 2,
+    "mamba_chunk_size": 16,
+}
+# with Gated DeltaNet layers, verified in one forward
+GATED_DELTA_FAMILIES = {
+    "qwen3_5_text": _DELTA_NET,
+    "qwen3_5_moe_text": {**_DELTA_NET, **_EXPERTS, "shared_expert_intermediate_size": 32},
+    "qwen3_next": {**_DELTA_NET, **_EXPERTS, "shared_expert_intermediate_size": 32},
+}
+# with other recurrent layers, verified path by path
+RECURRENT_FAMILIES = {
+    "lfm2": {"layer_types": ["conv", "full_attention"] * 2, "block_ff_dim": 64, "conv_L_cache": 3},
+    "lfm2_moe": {**_EXPERTS, "layer_types": ["conv", "full_attention"] * 2, "num_dense_layers": 1},
+    "falcon_h1": {**_MAMBA, "mamba_d_ssm": 64},
+    "bamba": {**_MAMBA, "attn_layer_indices": [1, 3]},
+    "granitemoehybrid": {
+        **_MAMBA,
+        "layer_types": ["mamba", "attention"] * 2,
+        "num_local_experts": 4,
+        "num_experts_per_tok": 2,
+        "shared_intermediate_size": 32,
+    },
+    "nemotron_h": {
+        "hybrid_override_pattern": "M*M-",
+        "mamba_num_heads": 8,
+        "mamba_head_dim": 8,
+        "n_groups": 2,
+        "ssm_state_size": 8,
+        "conv_kernel": 4,
+        "chunk_size": 16,
+        "expand": 2,
+    },
+    "olmo_hybrid": _DELTA_NET,
+}
+# with layers that compute something else token by token than over several cached tokens: refused
+INCONSISTENT_FAMILIES = {
+    "zamba2": {
+        "layers_block_type": ["mamba", "hybrid"] * 2,
+        "hybrid_layer_ids": [1, 3],
+        "num_mem_blocks": 1,
+        "adapter_rank": 8,
+        "attention_hidden_size": 64,
+        "attention_head_dim": 16,
+        "mamba_d_state": 8,
+        "mamba_d_conv": 4,
+        "mamba_expand": 2,
+        "mamba_ngroups": 2,
+        "n_mamba_heads": 8,
+        "mamba_headdim": 8,
+        "chunk_size": 16,
+    },
+    "jamba": {
+        "attn_layer_period": 2,
+        "attn_layer_offset": 1,
+        "expert_layer_period": 2,
+        "expert_layer_offset": 1,
+        "num_experts": 4,
+        "num_experts_per_tok": 2,
+        "mamba_d_state": 8,
+        "mamba_dt_rank": 4,
+    },
+    "recurrent_gemma": {"lru_width": 32, "attention_window_size": WINDOW},
+}
+ALL_FAMILIES = FAMILIES | GATED_DELTA_FAMILIES | RECURRENT_FAMILIES | INCONSISTENT_FAMILIES
+
 
 def tiny_model(family: str = "llama", seed: int = 0, **overrides) -> PreTrainedModel:
     """A random fp32 model of a few thousand weights in evaluation mode, on the CPU.
 
     Args:
-        family: a key of `FAMILIES`.
+        family: a key of `FAMILIES`, `GATED_DELTA_FAMILIES`, `RECURRENT_FAMILIES` or `INCONSISTENT_FAMILIES`.
         seed: of the weights; the global random state is left alone.
         overrides: config fields, and `attn_implementation`.
     """
-    fields = {**_SHAPE, **FAMILIES[family], **overrides}
+    fields = {**_SHAPE, **ALL_FAMILIES[family], **overrides}
     model_type = fields.pop("model_type", family)
     attn_implementation = fields.pop("attn_implementation", "sdpa")
     model_class = AutoModelForCausalLM

@@ -1,12 +1,19 @@
-"""Target forwards: prefill of the prompt, and verification of a whole tree at once."""
+"""Target forwards: prefill of the prompt, verification of a tree, and what the accepted path leaves in the cache."""
 
+import copy
+from contextlib import contextmanager
 from threading import get_ident
 
 import torch
+from transformers import Cache
 from transformers.utils import ModelOutput
 
 from .attention import tree_attention_mask
+from .cache import Committed, commit_path, is_recurrent, uncommitted_rows
+from .gated_delta import TreeStates, gated_delta_modules, tree_functions
 from .tree import DraftTree
+
+MAX_PATHS = 16  # root-to-leaf paths in one forward; each has a copy of the cache
 
 
 def prefill(model, input_ids, generation_config, model_kwargs, tapped_states: tuple[int, ...]):
@@ -49,44 +56,165 @@ def prefill(model, input_ids, generation_config, model_kwargs, tapped_states: tu
     return outputs, (states, positions)
 
 
-def verify_tree(model, tree: DraftTree, model_kwargs: dict, tapped_states: tuple[int, ...] = ()) -> ModelOutput:
-    """One target forward over all nodes: logits `[1, N, V]`, where row i continues the prefix that ends in node i.
+@contextmanager
+def tree_verifier(model, cache: Cache, tapped_states: tuple[int, ...] = ()):
+    """How trees are verified on this model and cache, for the length of a generation.
 
-    The node at depth d stands at position (root's position) + d and sees the prefix, its ancestors and itself.
+    Yields a `TreeVerifier`, or a `PathVerifier` where layers carry a state for which there is no tree form.
 
     Args:
         model: the target.
-        tree: N nodes, the root included: the last emitted token is not in the cache yet.
-        model_kwargs: `generate`'s keyword arguments, whose `position_ids` and `attention_mask` end with the root and
-            whose `cache` ends before it.
+        cache: its cache after the prefill.
         tapped_states: indices into `outputs.hidden_states` that the drafter reads.
     """
-    device = model_kwargs["position_ids"].device
-    depths = tree.depths.to(device)
-    inputs = {
-        **model_kwargs,
-        "position_ids": model_kwargs["position_ids"][..., -1:] + depths,
-        "attention_mask": tree_attention_mask(
+    modules = gated_delta_modules(model)
+    if any(map(is_recurrent, cache.layers)) and not modules:
+        yield PathVerifier(model, cache, tapped_states)
+        return
+    with uncommitted_rows(cache) as committed:
+        yield TreeVerifier(model, cache, tapped_states, modules, committed)
+
+
+class TreeVerifier:
+    """Verifies a tree in one target forward, and commits a path by keeping its rows of the cache.
+
+    Args:
+        modules: the modelling files of Gated DeltaNet layers, if there are any.
+        committed: says how many tokens of the cache are final.
+    """
+
+    def __init__(self, model, cache: Cache, tapped_states: tuple[int, ...], modules: set[str], committed: Committed):
+        self.model, self.cache, self.tapped_states = model, cache, tapped_states
+        self.modules, self.committed = modules, committed
+        self.tree: DraftTree | None = None
+        self.states: TreeStates | None = None
+
+    def verify_tree(self, tree: DraftTree, model_kwargs: dict) -> ModelOutput:
+        """One target forward over all nodes: logits `[1, N, V]`, where row i continues the prefix that ends in node i.
+
+        The node at depth d stands at position (root's position) + d and sees the prefix, its ancestors and itself.
+
+        Args:
+            tree: N nodes, the root included: the last emitted token is not in the cache yet.
+            model_kwargs: `generate`'s keyword arguments, whose `position_ids` and `attention_mask` end with the root and
+                whose `cache` ends before it.
+        """
+        model, device = self.model, model_kwargs["position_ids"].device
+        depths = tree.depths.to(device)
+        mask = tree_attention_mask(
             model.config.get_text_config(decoder=True),
-            model_kwargs["cache"],
+            self.cache,
             depths,
             depths,
             tree.ancestor_mask,
             padding_mask=model_kwargs["attention_mask"],
             dtype=model.dtype,
             device=device,
-        ),
-    }
-    if "logits_to_keep" in inputs:
-        inputs["logits_to_keep"] = len(tree)
+        )
+        inputs = {
+            **model_kwargs,
+            "position_ids": model_kwargs["position_ids"][..., -1:] + depths,
+            "attention_mask": mask,
+        }
+        inputs = _inputs(model, tree.token_ids[None].to(device), inputs, len(tree), self.tapped_states)
+        self.tree, self.states = tree, TreeStates(tree) if self.modules else None
+        if self.states is not None:
+            inputs["ddtree"] = self.states
+        with tree_functions(self.modules):
+            return model(**inputs, return_dict=True)
+
+    def commit_path(self, path: list[int]) -> None:
+        """Keep the rows of `path`, node indices from the root down, and forget the other nodes of the tree."""
+        commit_path(self.cache, path, len(self.tree))
+        if self.states is not None:
+            self.states.commit([layer.recurrent_states[0] for layer in self.cache.layers if is_recurrent(layer)], path)
+        self.committed.length += len(path)
+
+
+class PathVerifier:
+    """Verifies every root-to-leaf path as a sequence of its own, and commits a path by running it once more.
+
+    For layers whose state of one token cannot be taken back. The tokens near the root run once per leaf below them and
+    every path needs a copy of the cache, but any model that continues a cached text can be verified like this.
+    """
+
+    def __init__(self, model, cache: Cache, tapped_states: tuple[int, ...]):
+        self.model, self.cache, self.tapped_states = model, cache, tapped_states
+        self.tree: DraftTree | None = None
+        self.model_kwargs: dict = {}
+
+    def verify_tree(self, tree: DraftTree, model_kwargs: dict) -> ModelOutput:
+        """As `TreeVerifier.verify_tree`."""
+        self.tree, self.model_kwargs = tree, model_kwargs
+        parents = tree.parents.tolist()
+        leaves = sorted(set(range(len(tree))) - set(parents))
+        forwards, place, n_places = [], [0] * len(tree), 0
+        for start in range(0, len(leaves), MAX_PATHS):
+            paths = [path_to(leaf, parents) for leaf in leaves[start : start + MAX_PATHS]]
+            branches = copy.deepcopy(self.cache)
+            branches.reorder_cache(
+                torch.zeros(len(paths), dtype=torch.long, device=model_kwargs["position_ids"].device)
+            )
+            outputs = self._forward(paths, branches, self.tapped_states)
+            width = outputs.logits.shape[1]
+            for row, path in enumerate(paths):
+                for depth, node in enumerate(path):  # on several paths, with the same result
+                    place[node] = n_places + row * width + depth
+            n_places += len(paths) * width
+            forwards.append(outputs)
+
+        def of_nodes(states: list[torch.Tensor]) -> torch.Tensor:
+            return torch.cat([state.flatten(0, 1) for state in states])[place][None]
+
+        outputs.logits = of_nodes([forward.logits for forward in forwards])
+        if outputs.get("hidden_states") is not None:
+            layers = zip(*(forward.hidden_states for forward in forwards))
+            outputs.hidden_states = tuple(None if states[0] is None else of_nodes(states) for states in layers)
+        outputs.cache = self.cache
+        return outputs
+
+    def commit_path(self, path: list[int]) -> None:
+        """As `TreeVerifier.commit_path`, by a forward over the path."""
+        self._forward([path], self.cache)
+
+    def _forward(self, paths: list[list[int]], cache: Cache, tapped_states: tuple[int, ...] = ()) -> ModelOutput:
+        """A causal forward over some paths of the tree, `[len(paths), longest path]`, padded at the right."""
+        n = max(map(len, paths))
+        position_ids, mask = self.model_kwargs["position_ids"], self.model_kwargs["attention_mask"]
+        rows = torch.tensor([path + [0] * (n - len(path)) for path in paths])
+        positions = position_ids[..., -1:] + torch.arange(n, device=position_ids.device)
+        if mask is not None:
+            mask = torch.nn.functional.pad(mask, (0, n - 1), value=1).expand(len(paths), -1)
+        inputs = {
+            **self.model_kwargs,
+            "cache": cache,
+            "position_ids": positions.expand(len(paths), -1),
+            "attention_mask": mask,
+        }
+        node_ids = self.tree.token_ids[rows].to(position_ids.device)
+        return self.model(**_inputs(self.model, node_ids, inputs, n, tapped_states), return_dict=True)
+
+
+def path_to(node: int, parents: list[int]) -> list[int]:
+    """The nodes from the root down to `node`."""
+    path = []
+    while node >= 0:
+        path.append(node)
+        node = parents[node]
+    return path[::-1]
+
+
+def _inputs(model, node_ids: torch.Tensor, inputs: dict, n_logits: int, tapped_states: tuple[int, ...]) -> dict:
+    """The forward's keyword arguments for more than the one token that `generate` prepares it for."""
     for name in ("token_type_ids", "mm_token_type_ids"):
         if inputs.get(name) is not None:
-            inputs[name] = inputs[name][:, -1:].expand(-1, len(tree))
+            inputs[name] = inputs[name][:, -1:].expand_as(node_ids)
     if tapped_states:
         inputs.setdefault("output_hidden_states", list(tapped_states))
-    node_ids = tree.token_ids[None].to(device)
     inputs = model.prepare_inputs_for_generation(node_ids, is_first_iteration=False, **inputs)
-    return model(**inputs, return_dict=True)
+    if "logits_to_keep" in inputs:
+        inputs["logits_to_keep"] = n_logits
+    return inputs
 
 
 def tap(outputs: ModelOutput, tapped_states: tuple[int, ...], rows: list[int] | slice = slice(None)) -> torch.Tensor:

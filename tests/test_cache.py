@@ -85,6 +85,6 @@ def test_layers_that_cannot_keep_scattered_rows_are_refused():
     check_cache(DynamicCache(config=config()))
     with pytest.raises(ValueError, match="cache: a layer of type Static"):
         check_cache(StaticCache(config=config(), max_cache_len=32))
-    recurrent = AutoConfig.for_model("qwen3_next", num_hidden_layers=2)
-    with pytest.raises(ValueError, match="cache: a layer of type LinearAttention"):
-        check_cache(DynamicCache(config=recurrent))
+    check_cache(DynamicCache(config=AutoConfig.for_model("qwen3_next")))
+    with pytest.raises(ValueError, match="cache: all layers are recurrent"):
+        check_cache(DynamicCache(config=AutoConfig.for_model("mamba2")))

@@ -6,6 +6,8 @@ import torch
 import hf_ddtree
 from hf_ddtree.testing import (
     FAMILIES,
+    GATED_DELTA_FAMILIES,
+    RECURRENT_FAMILIES,
     VOCAB_SIZE,
     WINDOW,
     ScriptedDrafter,
@@ -56,6 +58,28 @@ def assert_equal_to_plain(model, make_drafter, do_sample):
 @pytest.mark.parametrize("family", FAMILIES)
 def test_equals_plain_decoding(family, drafter, do_sample):
     output = assert_equal_to_plain(tiny_model(family), DRAFTERS[drafter], do_sample)
+    if drafter == "scripted":
+        assert output.tokens_per_round > 2.5, "long paths must have been accepted"
+
+
+RECURRENT_DRAFTERS = {
+    "prompt look-up": DRAFTERS["prompt look-up"],
+    "causal LM": lambda target, script: tiny_model("llama"),
+    "DFlash": DRAFTERS["DFlash"],
+    "scripted": DRAFTERS["scripted"],
+}
+RECURRENT_CASES = [
+    *((family, drafter) for family in GATED_DELTA_FAMILIES for drafter in RECURRENT_DRAFTERS),
+    *((family, "scripted") for family in RECURRENT_FAMILIES),
+    ("bamba", "DFlash"),
+]
+
+
+@pytest.mark.parametrize("do_sample", [False, True], ids=["greedy", "sampled"])
+@pytest.mark.parametrize("family, drafter", RECURRENT_CASES)
+def test_recurrent_targets_equal_plain_decoding(family, drafter, do_sample):
+    output = assert_equal_to_plain(tiny_model(family), RECURRENT_DRAFTERS[drafter], do_sample)
+    assert len(output.rounds) >= 10
     if drafter == "scripted":
         assert output.tokens_per_round > 2.5, "long paths must have been accepted"
 

@@ -60,8 +60,7 @@ def bool_mask(monkeypatch, model):
 
 
 def use_commit(monkeypatch, commit):
-    monkeypatch.setattr(hf_ddtree.generate, "commit_path", commit)
-    monkeypatch.setattr(hf_ddtree.selfcheck, "commit_path", commit)
+    monkeypatch.setattr(hf_ddtree.verify, "commit_path", commit)
 
 
 def first_rows_instead_of_path(monkeypatch, model):

@@ -5,12 +5,22 @@ import random
 import pytest
 import torch
 from transformers import DynamicCache
+from transformers.cache_utils import DynamicLayer
 
 from hf_ddtree import DraftTree
-from hf_ddtree.cache import commit_path, uncommitted_rows
+from hf_ddtree.cache import is_recurrent
 from hf_ddtree.selfcheck import check_tree_attention
-from hf_ddtree.testing import FAMILIES, VOCAB_SIZE, WINDOW, tiny_dflash_drafter, tiny_model
-from hf_ddtree.verify import prefill, verify_tree
+from hf_ddtree.testing import (
+    FAMILIES,
+    GATED_DELTA_FAMILIES,
+    INCONSISTENT_FAMILIES,
+    RECURRENT_FAMILIES,
+    VOCAB_SIZE,
+    WINDOW,
+    tiny_dflash_drafter,
+    tiny_model,
+)
+from hf_ddtree.verify import path_to, prefill, tree_verifier
 
 # fp32 rounding over 4 layers with logits of magnitude 1 to 30; a wrong key changes them by more than 1e-2
 TOLERANCE = {"rtol": 2e-4, "atol": 2e-4}
@@ -25,14 +35,6 @@ def random_tree(rng: random.Random, root: int) -> DraftTree:
     return DraftTree.from_lists(token_ids, parents)
 
 
-def path_to(tree: DraftTree, node: int) -> list[int]:
-    path = []
-    while node >= 0:
-        path.insert(0, node)
-        node = int(tree.parents[node])
-    return path
-
-
 def tree_inputs(cache, padding: int) -> dict:
     length = cache.get_seq_length()
     mask = torch.ones(1, length + 1, dtype=torch.long)
@@ -41,15 +43,15 @@ def tree_inputs(cache, padding: int) -> dict:
     return {"cache": cache, "position_ids": positions, "attention_mask": mask if padding else None, "use_cache": True}
 
 
-@pytest.mark.parametrize(
-    "cache_kind, padding",
-    [
-        pytest.param("from-config", 0, id="sliding layers"),
-        pytest.param("from-config", 3, id="left padding"),
-        pytest.param("plain", 0, id="full layers"),
-    ],
-)
-@pytest.mark.parametrize("family", FAMILIES)
+RECURRENT = [*GATED_DELTA_FAMILIES, *RECURRENT_FAMILIES]
+CASES = [
+    *(pytest.param(family, "from-config", 0, id=family) for family in [*FAMILIES, *RECURRENT]),
+    *(pytest.param(family, "from-config", 3, id=f"{family}-padded") for family in [*FAMILIES, *RECURRENT]),
+    *(pytest.param(family, "plain", 0, id=f"{family}-full-layers") for family in FAMILIES),
+]
+
+
+@pytest.mark.parametrize("family, cache_kind, padding", CASES)
 @torch.no_grad()
 def test_every_node_equals_its_own_chain_over_six_rounds(family, cache_kind, padding):
     model = tiny_model(family)
@@ -62,37 +64,58 @@ def test_every_node_equals_its_own_chain_over_six_rounds(family, cache_kind, pad
     positions = (mask.cumsum(-1) - 1).clamp(min=0)
     model(input_ids=padded, attention_mask=mask if padding else None, position_ids=positions, cache=cache)
 
-    with uncommitted_rows(cache) as committed:
+    with tree_verifier(model, cache) as verifier:
         for _ in range(6):
             tree = random_tree(rng, root=rng.randrange(VOCAB_SIZE))
-            logits = verify_tree(model, tree, tree_inputs(cache, padding)).logits[0]
+            logits = verifier.verify_tree(tree, tree_inputs(cache, padding)).logits[0]
+            parents = tree.parents.tolist()
             for node in range(len(tree)):
-                chain = sequence + tree.token_ids[path_to(tree, node)].tolist()
+                chain = sequence + tree.token_ids[path_to(node, parents)].tolist()
                 expected = model(input_ids=torch.tensor([chain])).logits[0, -1]
                 torch.testing.assert_close(logits[node], expected, **TOLERANCE)
-            path = path_to(tree, rng.randrange(len(tree)))
-            commit_path(cache, path, len(tree))
-            committed.length += len(path)
+            path = path_to(rng.randrange(len(tree)), parents)
+            verifier.commit_path(path)
             sequence += tree.token_ids[path].tolist()
             assert_cache_equals_fresh_prefill(model, cache, sequence, padding)
 
 
 def assert_cache_equals_fresh_prefill(model, cache, sequence, padding):
-    fresh = DynamicCache()
+    recurrent = any(map(is_recurrent, cache.layers))
+    fresh = DynamicCache(config=model.config) if recurrent else DynamicCache()
     model(input_ids=torch.tensor([sequence]), cache=fresh)
     assert cache.get_seq_length() == padding + len(sequence)
     for layer, expected in zip(cache.layers, fresh.layers, strict=True):
+        if is_recurrent(layer):
+            assert_states_equal(layer.conv_states, expected.conv_states)
+            assert_states_equal(layer.recurrent_states, expected.recurrent_states)
+        if not isinstance(layer, DynamicLayer):
+            continue
         n = min(layer.keys.shape[-2], len(sequence))
         assert n >= min(len(sequence), WINDOW - 1)
         torch.testing.assert_close(layer.keys[..., -n:, :], expected.keys[..., -n:, :], **TOLERANCE)
         torch.testing.assert_close(layer.values[..., -n:, :], expected.values[..., -n:, :], **TOLERANCE)
 
 
+def assert_states_equal(states: dict, expected: dict):
+    for index, state in states.items():
+        if state is not None:  # some layers only convolve
+            # entries are sums over the whole text: they are as exact as the largest of them
+            scale = max(1.0, float(expected[index].abs().max()))
+            torch.testing.assert_close(state / scale, expected[index] / scale, **TOLERANCE)
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", [*FAMILIES, *RECURRENT])
 @torch.no_grad()
 def test_the_self_check_passes_every_family(family, dtype):
     check_tree_attention(tiny_model(family).to(dtype), torch.device("cpu"))
+
+
+@pytest.mark.parametrize("family", INCONSISTENT_FAMILIES)
+@torch.no_grad()
+def test_the_self_check_refuses_models_that_do_not_continue_a_cached_text_as_they_decode(family):
+    with pytest.raises(ValueError, match="token by token|does not support tree decoding"):
+        check_tree_attention(tiny_model(family), torch.device("cpu"))
 
 
 @torch.no_grad()

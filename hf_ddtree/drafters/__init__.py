@@ -60,7 +60,7 @@ def tree_candidate_generator(
             f"assistant_model: a {type(assistant_model).__name__} is no drafter. Pass what hf_ddtree.load_drafter "
             "returns, a causal LM with the target's vocabulary, or None for prompt look-up."
         )
-    check_model(assistant_model, argument="assistant_model")
+    check_model(assistant_model, argument="assistant_model", recurrent=False)
     vocab_size = target.config.get_text_config(decoder=True).vocab_size
     drafter_vocab_size = assistant_model.config.get_text_config(decoder=True).vocab_size
     if drafter_vocab_size != vocab_size:

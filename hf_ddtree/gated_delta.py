@@ -1,0 +1,174 @@
+"""Gated DeltaNet layers over a tree: all nodes in one forward, and a commit that replays nothing.
+
+A head of such a layer carries a state S, `[K, V]`. A token with query q, key k, value v, decay a = exp(g) and write
+strength b turns it into
+
+    S_i = a_i S_{i-1} + k_i u_i^T    with    u_i = b_i (v_i - a_i S_{i-1}^T k_i),    and reads    o_i = S_i^T q_i.
+
+Over a tree, i - 1 is the parent of i. Let S_0 be the committed state, A_i the product of a along the path to i, itself
+included, and j < i mean that j is a proper ancestor of i. Unrolled along the path,
+
+    S_i = A_i S_0 + sum_{j <= i} (A_i / A_j) k_j u_j^T,
+
+and inserting S_{i-1} into u_i gives one linear equation per node:
+
+    u_i + sum_{j < i} b_i (A_i / A_j) (k_i . k_j) u_j = b_i (v_i - A_i S_0^T k_i).
+
+Parents precede their children, so the system is unit lower triangular: one triangular solve for the whole tree. With the
+ancestors of a chain, this is the chunk rule of Yang et al. (arXiv 2412.06464). For a committed path that ends in node l
+the new state is the formula for S_l, from what the forward has computed anyway.
+
+The short convolution before the rule sees, for each node, the inputs of its nearest ancestors.
+"""
+
+import functools
+import sys
+from collections import Counter
+from contextlib import contextmanager
+from threading import Lock
+
+import torch
+from transformers import PreTrainedModel
+from transformers.activations import ACT2FN
+
+from .tree import DraftTree
+
+# model types whose modelling files call the functions below by these names
+MODULES = tuple(f"transformers.models.{name}.modeling_{name}" for name in ("qwen3_5", "qwen3_5_moe", "qwen3_next"))
+EPS = 1e-6  # of the key and query normalisation, as in these files
+
+
+class TreeStates:
+    """A tree on its way through the Gated DeltaNet layers of a forward, and what each of them will need for the commit.
+
+    Args:
+        tree: N nodes.
+    """
+
+    def __init__(self, tree: DraftTree):
+        self.parents = tree.parents
+        self.ancestor_mask = tree.ancestor_mask
+        self.updates: list[tuple[torch.Tensor, ...]] = []  # per layer: keys, u, log A, S_0
+
+    def convolve(self, states, weight, bias=None, activation=None, **kwargs) -> torch.Tensor:
+        """The causal depthwise convolution along each node's own path.
+
+        Args:
+            states: `[B, C, S + N]`, the cached inputs of the last S committed tokens and those of the nodes.
+            weight: `[C, width]`, width <= S + 1.
+            bias: `[C]` or None.
+            activation: by name, or None.
+        """
+        width = weight.shape[-1]
+        columns = self._windows(states.shape[-1], width).to(states.device)
+        # one column of the window at a time: all at once would be `width` times the memory
+        output = sum(states[..., columns[:, i]].float() * weight[:, i, None].float() for i in range(width))
+        if bias is not None:
+            output = output + bias[:, None].float()
+        if activation is not None:
+            output = ACT2FN[activation](output)
+        return output.to(states.dtype)
+
+    def _windows(self, n_columns: int, width: int) -> torch.Tensor:
+        """`[N, width]`: the columns that the convolution at each node sees, the node's own last."""
+        before = n_columns - len(self.parents)
+        previous = torch.arange(-1, n_columns - 1)
+        previous[before + 1 :] = before + self.parents[1:]
+        windows = [torch.arange(before, n_columns)]
+        for _ in range(width - 1):
+            windows.insert(0, previous[windows[0]])
+        return torch.stack(windows, dim=1)
+
+    def delta_rule(
+        self, query, key, value, g, beta, initial_state, use_qk_l2norm_in_kernel=False, **kwargs
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """The gated delta rule of the module's docstring, in float32.
+
+        Args:
+            query, key: `[B, N, key heads, K]`.
+            value: `[B, N, value heads, V]`.
+            g, beta: `[B, N, value heads]`, the log-decay and the write strength.
+            initial_state: `[B, value heads, K, V]`, S_0.
+            use_qk_l2norm_in_kernel: normalise queries and keys.
+
+        Returns:
+            `[B, N, value heads, V]`, and S_0: which node's state is to stay is not known yet.
+        """
+        dtype, group = query.dtype, value.shape[2] // key.shape[2]
+        query, key, value, beta, g = (x.transpose(1, 2).float() for x in (query, key, value, beta, g))
+        if use_qk_l2norm_in_kernel:
+            query, key = (x * torch.rsqrt(x.square().sum(-1, keepdim=True) + EPS) for x in (query, key))
+        query, key = (x.repeat_interleave(group, dim=1) for x in (query / query.shape[-1] ** 0.5, key))
+        state = initial_state.float()
+
+        ancestors = self.ancestor_mask.to(query.device)
+        log_a = g @ ancestors.T.float()  # along the path, itself included
+        # beyond the ancestors the exponent may be positive and overflow
+        decay = (log_a[..., :, None] - log_a[..., None, :]).masked_fill(~ancestors, -torch.inf).exp()
+        from_state = log_a.exp()[..., None]
+        system = beta[..., None] * decay * (key @ key.mT)
+        known = beta[..., None] * (value - from_state * (key @ state))
+        u = torch.linalg.solve_triangular(system, known, upper=False, unitriangular=True)
+        output = from_state * (query @ state) + (decay * (query @ key.mT)) @ u
+        self.updates.append((key, u, log_a, state))
+        return output.transpose(1, 2).to(dtype), initial_state
+
+    def commit(self, recurrent_states: list[torch.Tensor], path: list[int]) -> None:
+        """Advance the states of all layers, in place and in order of the forward, to the end of `path`."""
+        for committed, (key, u, log_a, state) in zip(recurrent_states, self.updates, strict=True):
+            rows = torch.tensor(path, device=key.device)
+            last = log_a[..., path[-1], None]
+            weighted = key[..., rows, :] * (last - log_a[..., rows]).exp()[..., None]
+            committed.copy_(last[..., None].exp() * state + weighted.mT @ u[..., rows, :])
+
+
+_lock = Lock()
+_forwards: Counter = Counter()  # module -> tree forwards under way, in all threads
+_originals: dict = {}  # module -> its own functions while there are any
+
+
+def gated_delta_modules(model: PreTrainedModel) -> set[str]:
+    """The modelling files, out of `MODULES`, that layers of `model` come from."""
+    return {type(module).__module__ for module in model.modules()}.intersection(MODULES)
+
+
+@contextmanager
+def tree_functions(modules: set[str]):
+    """While a tree forward runs, let the functions of its modelling files obey the keyword `ddtree`, a `TreeStates`.
+
+    The keyword travels through `model(...)` down to them. Calls without it, say of another thread, are left as they are.
+    """
+    for name in modules:
+        with _lock:
+            if _forwards[name] == 0:
+                _originals[name] = _replace(sys.modules[name])
+            _forwards[name] += 1
+    try:
+        yield
+    finally:
+        for name in modules:
+            with _lock:
+                _forwards[name] -= 1
+                if _forwards[name] == 0:
+                    vars(sys.modules[name]).update(_originals.pop(name))
+
+
+def _replace(module) -> dict:
+    """Put dispatchers in the place of the module's functions; returns the functions."""
+    replacements = {
+        "causal_conv1d_fn": TreeStates.convolve,
+        "torch_chunk_gated_delta_rule": TreeStates.delta_rule,
+        "torch_recurrent_gated_delta_rule": TreeStates.delta_rule,  # called for a tree of the root alone
+    }
+    originals = {name: getattr(module, name) for name in replacements}
+    for name, tree_function in replacements.items():
+        setattr(module, name, _dispatcher(originals[name], tree_function))
+    return originals
+
+
+def _dispatcher(original, tree_function):
+    @functools.wraps(original)
+    def call(*args, ddtree: TreeStates | None = None, **kwargs):
+        return original(*args, **kwargs) if ddtree is None else tree_function(ddtree, *args, **kwargs)
+
+    return call

@@ -1,0 +1,138 @@
+"""Gated DeltaNet over a tree: against the token-by-token rule, and how it gets into the forward and out again."""
+
+import random
+import sys
+import threading
+
+import pytest
+import torch
+from transformers.models.qwen3_5 import modeling_qwen3_5
+
+import hf_ddtree
+from hf_ddtree import DraftTree
+from hf_ddtree.gated_delta import TreeStates, gated_delta_modules, tree_functions
+from hf_ddtree.testing import GATED_DELTA_FAMILIES, VOCAB_SIZE, ScriptedDrafter, tiny_model
+from hf_ddtree.verify import path_to
+
+KEY_HEADS, VALUE_HEADS, KEY_DIM, VALUE_DIM, CHANNELS = 2, 4, 8, 6, 5
+NAMES = ("causal_conv1d_fn", "torch_chunk_gated_delta_rule", "torch_recurrent_gated_delta_rule")
+
+
+def random_tree(seed: int, n: int) -> DraftTree:
+    rng = random.Random(seed)
+    parents = [-1, *(rng.randrange(node) for node in range(1, n))]
+    return DraftTree.from_lists([0] * n, parents)
+
+
+def inputs(n: int, seed: int = 0):
+    generator = torch.Generator().manual_seed(seed)
+    query, key = (torch.randn(1, n, KEY_HEADS, KEY_DIM, generator=generator) for _ in range(2))
+    value = torch.randn(1, n, VALUE_HEADS, VALUE_DIM, generator=generator)
+    # decays from none to total within a few tokens, the range in which exp may overflow off the path
+    g = -20 * torch.rand(1, n, VALUE_HEADS, generator=generator) ** 4
+    beta = torch.rand(1, n, VALUE_HEADS, generator=generator)
+    state = torch.randn(1, VALUE_HEADS, KEY_DIM, VALUE_DIM, generator=generator)
+    return (query, key, value), {"g": g, "beta": beta}, state
+
+
+@pytest.mark.parametrize("n", [1, 2, 9, 60])
+def test_every_node_and_every_commit_equal_the_rule_token_by_token(n):
+    tree = random_tree(n, n)
+    states = TreeStates(tree)
+    tensors, gates, state = inputs(n)
+    settings = {"use_qk_l2norm_in_kernel": True}
+    output, unchanged = states.delta_rule(*tensors, **gates, initial_state=state, **settings)
+    assert torch.equal(unchanged, state)
+    parents = tree.parents.tolist()
+    for node in range(n):
+        path = path_to(node, parents)
+        expected, final = modeling_qwen3_5.torch_recurrent_gated_delta_rule(
+            *(x[:, path] for x in tensors),
+            **{name: x[:, path] for name, x in gates.items()},
+            initial_state=state,
+            output_final_state=True,
+            **settings,
+        )
+        # fp32 sums over paths of up to a dozen nodes
+        torch.testing.assert_close(output[:, node], expected[:, -1], rtol=1e-4, atol=1e-5)
+        committed = state.clone()
+        states.commit([committed], path)
+        torch.testing.assert_close(committed, final, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("width", [1, 3, 4])
+@pytest.mark.parametrize("bias", [False, True])
+def test_the_convolution_runs_along_each_path(width, bias):
+    n, tree = 12, random_tree(3, 12)
+    generator = torch.Generator().manual_seed(0)
+    states = torch.randn(1, CHANNELS, 4 + n, generator=generator)
+    weight = torch.randn(CHANNELS, width, generator=generator)
+    offset = torch.randn(CHANNELS, generator=generator) if bias else None
+    output = TreeStates(tree).convolve(states, weight, offset, activation="silu")
+    for node in range(n):
+        columns = [*range(4), *(4 + ancestor for ancestor in path_to(node, tree.parents.tolist()))]
+        expected = modeling_qwen3_5.causal_conv1d_fn(states[..., columns], weight, offset, activation="silu")
+        torch.testing.assert_close(output[..., node], expected[..., -1], rtol=1e-5, atol=1e-5)
+
+
+def functions(module) -> list:
+    return [getattr(module, name) for name in NAMES]
+
+
+@pytest.mark.parametrize("family", GATED_DELTA_FAMILIES)
+def test_generating_leaves_no_trace_in_the_modelling_file(family):
+    model = hf_ddtree.enable(tiny_model(family))
+    (name,) = gated_delta_modules(model)
+    before = functions(sys.modules[name])
+    prompt = torch.randint(4, VOCAB_SIZE, (1, 8), generator=torch.Generator().manual_seed(0))
+    model.generate(prompt, max_new_tokens=6, tree_budget=4)
+    with pytest.raises(ZeroDivisionError), tree_functions({name}):
+        assert functions(sys.modules[name]) != before
+        raise ZeroDivisionError
+    assert functions(sys.modules[name]) == before
+
+
+def test_forwards_of_several_threads_share_the_dispatchers():
+    module = modeling_qwen3_5
+    before, inside, leave = functions(module), threading.Event(), threading.Event()
+
+    def other():
+        with tree_functions({module.__name__}):
+            inside.set()
+            leave.wait()
+
+    thread = threading.Thread(target=other)
+    thread.start()
+    inside.wait()
+    with tree_functions({module.__name__}):
+        replaced = functions(module)
+    assert functions(module) == replaced, "the other thread still needs them"
+    leave.set()
+    thread.join()
+    assert functions(module) == before
+
+
+def test_calls_without_a_tree_reach_the_installed_kernels(monkeypatch):
+    """As with flash-linear-attention and causal-conv1d, which know nothing of trees."""
+    calls = []
+
+    def strict(original, *names):
+        def kernel(*args, **kwargs):
+            assert not {"ddtree"} & set(kwargs)
+            calls.append(original.__name__)
+            return original(*args, **kwargs)
+
+        return kernel
+
+    for name in NAMES:
+        monkeypatch.setattr(modeling_qwen3_5, name, strict(getattr(modeling_qwen3_5, name)))
+    model = tiny_model("qwen3_5_text")
+    prompt = torch.randint(4, VOCAB_SIZE, (1, 30), generator=torch.Generator().manual_seed(0))
+    plain = model.generate(prompt, max_new_tokens=30, do_sample=False)
+    hf_ddtree.enable(model)
+    model.generate(prompt, max_new_tokens=2, tree_budget=4, do_sample=False)  # with the self-check
+    calls.clear()
+    drafter = ScriptedDrafter(plain[0].tolist())
+    output = model.generate(prompt, assistant_model=drafter, tree_budget=8, max_new_tokens=30, do_sample=False)
+    assert torch.equal(output, plain)
+    assert set(calls) == {"causal_conv1d_fn", "torch_chunk_gated_delta_rule"}, "the prefill, and only that"
