@@ -13,6 +13,9 @@ TREE_OPTIONS = ("tree_budget", "tree_sampling", "tree_trace", "tree_timing")
 LARGEST_BUDGET = 16_384
 # names in `config.layer_types` of layers whose state is in the cache, and of layers without any
 RECURRENT_LAYER_TYPES = ("linear_attention", "conv", "hybrid", "hybrid_sliding", "mlp", "moe")
+# In transformers 5.24 these compute something else over several tokens after a cached text than token by token: so little
+# that only fp32 tells it from rounding, or so much that the text changes.
+INCONSISTENT_MODEL_TYPES = ("jamba", "nemotron_h", "recurrent_gemma", "zamba", "zamba2")
 CACHE_IMPLEMENTATIONS = (None, "dynamic")
 
 
@@ -83,6 +86,11 @@ def check_model(model, argument: str = "model", recurrent: bool = True) -> None:
         raise ValueError(f"{argument}: {name} is an encoder-decoder; tree decoding is for decoder-only causal LMs.")
     if getattr(text_config, "attention_chunk_size", None) is not None:
         raise ValueError(f"{argument}: {name} has chunked attention, which tree decoding does not support.")
+    if text_config.model_type in INCONSISTENT_MODEL_TYPES:
+        raise ValueError(
+            f"{argument}: the recurrent layers of {name} compute something else over several tokens than one by one, so no "
+            "verification can equal plain decoding; call generate without `tree_budget`."
+        )
     layer_types = set(getattr(text_config, "layer_types", None) or ())
     supported = MASKED_LAYER_TYPES + (RECURRENT_LAYER_TYPES if recurrent else ())
     unknown = layer_types - set(supported)
@@ -144,7 +152,9 @@ def check_mode_kwargs(mode_kwargs: dict) -> None:
     if mode_kwargs["synced_gpus"]:
         raise ValueError("synced_gpus=True does not work with tree_budget: drop it, or drop tree_budget.")
     if mode_kwargs.get("assistant_tokenizer") is not None:
-        raise ValueError("assistant_tokenizer: tree decoding needs a drafter with the target's own vocabulary; drop it.")
+        raise ValueError(
+            "assistant_tokenizer: tree decoding needs a drafter with the target's own vocabulary; drop it."
+        )
 
 
 def check_inputs(model, input_ids, generation_config: GenerationConfig, model_kwargs: dict) -> None:

@@ -154,7 +154,9 @@ def _tree_decoding(
                 drafter.observe(emitter.take_overlaps())
                 if not emitter.finished:
                     drafter.commit_path(path, tap(outputs, drafter.tapped_states, rows=path))
-                model_kwargs = model._update_model_kwargs_for_generation(outputs, model_kwargs, num_new_tokens=len(path))
+                model_kwargs = model._update_model_kwargs_for_generation(
+                    outputs, model_kwargs, num_new_tokens=len(path)
+                )
             recorder.add_round(tree, path, outputs)
 
     if streamer is not None:

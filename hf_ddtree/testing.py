@@ -103,6 +103,10 @@ RECURRENT_FAMILIES = {
         "num_experts_per_tok": 2,
         "shared_intermediate_size": 32,
     },
+    "olmo_hybrid": _DELTA_NET,
+}
+# with layers that compute something else over several cached tokens than token by token: refused
+INCONSISTENT_FAMILIES = {
     "nemotron_h": {
         "hybrid_override_pattern": "M*M-",
         "mamba_num_heads": 8,
@@ -113,10 +117,6 @@ RECURRENT_FAMILIES = {
         "chunk_size": 16,
         "expand": 2,
     },
-    "olmo_hybrid": _DELTA_NET,
-}
-# with layers that compute something else token by token than over several cached tokens: refused
-INCONSISTENT_FAMILIES = {
     "zamba2": {
         "layers_block_type": ["mamba", "hybrid"] * 2,
         "hybrid_layer_ids": [1, 3],

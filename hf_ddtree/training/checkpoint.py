@@ -20,7 +20,9 @@ def save_checkpoint(path: Path, model: torch.nn.Module, optimizers: list, progre
             for name, value in state.items():
                 tensors[f"optimizer.{i}.{parameter}.{name}"] = torch.as_tensor(value)
     unfinished = path.with_suffix(".unfinished")
-    save_file({name: value.contiguous() for name, value in tensors.items()}, unfinished, {"progress": json.dumps(progress)})
+    save_file(
+        {name: value.contiguous() for name, value in tensors.items()}, unfinished, {"progress": json.dumps(progress)}
+    )
     unfinished.replace(path)
 
 
