@@ -152,7 +152,6 @@ def shrink_fc(state):
         ({"architectures": ["Qwen3DSparkModel"]}, "architecture 'Qwen3DSparkModel'"),
         ({"architectures": ["BertForMaskedLM"], "model_type": "bert"}, "architecture 'BertForMaskedLM'"),
         ({"architectures": None}, r"architecture '\(none\)'"),
-        ({"speculators_model_type": "dflash"}, "speculators"),
         ({"dflash_config": {"target_layer_ids": [0, 2]}}, "lacks dflash_config.mask_token_id"),
         ({"block_size": None}, "lacks a block_size"),
         ({"block_size": 1}, "lacks a block_size"),

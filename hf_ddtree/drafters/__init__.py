@@ -7,7 +7,8 @@ from ..config import check_model
 from ..tree import Policy
 from .assistant import AssistantTreeGenerator
 from .base import DraftSampling, TreeCandidateGenerator, draft_tree
-from .dflash import DFlashConfig, DFlashDraftModel, DFlashTreeGenerator
+from .dflash import DFlashTreeGenerator
+from .dflash_model import DFlashConfig, DFlashDraftModel
 from .load import load_drafter
 from .prompt_lookup import PromptLookupTreeGenerator
 

@@ -3,14 +3,15 @@
 from transformers import AutoModelForCausalLM, MuseGlimmerAssistantModel, PreTrainedConfig, PreTrainedModel
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
-from .dflash import DFlashDraftModel, check_block
+from .dflash_model import DFlashDraftModel, check_block
+from .speculators import SpeculatorsDFlashConfig, SpeculatorsDFlashModel
 
 
 def load_drafter(path_or_repo_id: str, **kwargs) -> PreTrainedModel:
     """Read config.json, pick the class it stands for, and load safetensors weights into it.
 
-    Supported: DFlash drafters in the z-lab v1 layout (`DFlashDraftModel`), transformers' `muse_glimmer_assistant`, and
-    any causal LM transformers knows.
+    Supported: DFlash drafters in the z-lab v1 layout and in that of the speculators library, transformers'
+    `muse_glimmer_assistant`, and any causal LM transformers knows.
 
     Args:
         path_or_repo_id: a directory or a Hub id.
@@ -25,6 +26,8 @@ def load_drafter(path_or_repo_id: str, **kwargs) -> PreTrainedModel:
     hub_options = {name: kwargs[name] for name in ("revision", "token", "cache_dir") if name in kwargs}
     fields, _ = PreTrainedConfig.get_config_dict(path_or_repo_id, **hub_options)
     model_class = _drafter_class(path_or_repo_id, fields)
+    if model_class is SpeculatorsDFlashModel:
+        kwargs["config"] = SpeculatorsDFlashConfig.from_fields(fields, path_or_repo_id)
     model, info = model_class.from_pretrained(
         path_or_repo_id,
         use_safetensors=True,
@@ -40,6 +43,8 @@ def load_drafter(path_or_repo_id: str, **kwargs) -> PreTrainedModel:
                 f"{path_or_repo_id}: {len(names)} {problem.replace('_', ' ')} for {model_class.__name__}, among them "
                 f"{names[:4]}. The weights are of another model or incomplete."
             )
+    if model_class is SpeculatorsDFlashModel:
+        model.check_vocabulary(path_or_repo_id)
     return model.eval()
 
 
@@ -47,7 +52,7 @@ def _drafter_class(name: str, fields: dict) -> type:
     architecture = (fields.get("architectures") or ["(none)"])[0]
     model_type = fields.get("model_type")
     if "speculators_model_type" in fields:
-        raise ValueError(f"{name}: checkpoints in speculators' layout are not supported; use the z-lab v1 layout.")
+        return SpeculatorsDFlashModel
     if architecture == "DFlashDraftModel":
         dflash = fields.get("dflash_config") or {}
         block_size = fields.get("block_size", dflash.get("block_size"))
@@ -60,5 +65,5 @@ def _drafter_class(name: str, fields: dict) -> type:
         return AutoModelForCausalLM
     raise ValueError(
         f"{name}: architecture {architecture!r} (model_type {model_type!r}) is no drafter hf_ddtree can load. Supported: "
-        "DFlashDraftModel in the z-lab v1 layout, muse_glimmer_assistant, and transformers' causal LMs."
+        "DFlash in the layouts of z-lab (v1) and of speculators, muse_glimmer_assistant, and transformers' causal LMs."
     )

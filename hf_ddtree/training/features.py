@@ -47,12 +47,14 @@ def compute_features(
                     f"{path} was computed with other {', '.join(differing)}; choose another --features folder."
                 )
             continue
-        tapped, last = [], []
+        tapped, last = [None] * len(shard), [None] * len(shard)
+        by_length = sorted(range(len(shard)), key=lambda i: len(shard[i].tokens))  # little padding
         for start in range(0, len(shard), batch_size):
-            part = shard[start : start + batch_size]
-            batch = make_batch(part, 1, 2, generator=None).to(target.device)
+            part = by_length[start : start + batch_size]
+            batch = make_batch([shard[i] for i in part], 1, 2, generator=None).to(target.device)
             for kept, states in zip((tapped, last), target_states(target, batch, layer_ids)):
-                kept += [row[: len(sequence.tokens)].cpu() for row, sequence in zip(states, part)]
+                for i, row in zip(part, states):
+                    kept[i] = row[: len(shard[i].tokens)].cpu()
         unfinished = path.with_suffix(".unfinished")
         save_file({"tapped": torch.cat(tapped), "last": torch.cat(last)}, unfinished, wanted)
         unfinished.replace(path)

@@ -15,7 +15,7 @@ from tqdm import tqdm
 from transformers import PreTrainedModel
 
 from ..drafters import DFlashConfig, DFlashDraftModel
-from ..drafters.dflash import evenly_spaced_layers
+from ..drafters.dflash_model import evenly_spaced_layers
 from .acceptance import CHAIN, held_out_tokens_per_round
 from .blocks import Batch, draft_blocks, make_batch, target_states
 from .card import write_card, write_log

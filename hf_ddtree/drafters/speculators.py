@@ -1,0 +1,103 @@
+"""DFlash drafters in the layout of the speculators library: own embedding and head, over part of the vocabulary."""
+
+import torch
+from torch import nn
+from transformers import AutoConfig
+from transformers.models.qwen3.configuration_qwen3 import Qwen3Config
+
+from .dflash_model import DFlashConfig, DFlashDraftModel, check_block
+
+
+class SpeculatorsDFlashConfig(DFlashConfig):
+    """A DFlash config plus what the speculators layout adds.
+
+    Args:
+        draft_vocab_size: rows of the drafter's own head.
+        sample_from_anchor: slot k predicts token k + 1, so that the root's own slot predicts too.
+        sliding_window_non_causal: sliding layers see the whole block, not only the slots up to their own.
+    """
+
+    draft_vocab_size: int | None = None
+    sample_from_anchor: bool = False
+    sliding_window_non_causal: bool = False
+
+    @classmethod
+    def from_fields(cls, fields: dict, name: str) -> "SpeculatorsDFlashConfig":
+        """The config of a checkpoint's config.json.
+
+        Raises:
+            ValueError: for another algorithm, or if a field is missing.
+        """
+        algorithm = fields["speculators_model_type"]
+        if algorithm != "dflash":
+            raise ValueError(f"{name}: a speculators checkpoint of type {algorithm!r} is no DFlash drafter.")
+        given = dict(fields.get("transformer_layer_config") or {})
+        # saved are only the differences from the defaults of its model type
+        layers = AutoConfig.for_model(given.pop("model_type", "qwen3"), **given)
+        shape = {key: getattr(layers, key) for key in Qwen3Config().to_dict() if hasattr(layers, key)}
+        rope = shape.get("rope_parameters") or {}
+        shape["rope_parameters"] = rope.get("sliding_attention", rope)  # one embedding serves all layers
+        # these ids count the embedding's output as 0; the z-lab layout counts layers
+        taps = [index - 1 for index in fields.get("aux_hidden_state_layer_ids") or ()]
+        check_block(fields.get("block_size"), fields.get("mask_token_id"), taps, name)
+        for key in ("architectures", "model_type", "transformers_version", "dtype"):
+            shape.pop(key, None)
+        return cls(
+            **shape,
+            block_size=fields["block_size"],
+            dflash_config={"mask_token_id": fields["mask_token_id"], "target_layer_ids": taps},
+            draft_vocab_size=fields.get("draft_vocab_size") or layers.vocab_size,
+            sample_from_anchor=fields.get("sample_from_anchor", False),
+            sliding_window_non_causal=fields.get("sliding_window_non_causal", False),
+        )
+
+
+class SpeculatorsDFlashModel(DFlashDraftModel):
+    """A DFlash drafter with its own embedding and head.
+
+    The head has `draft_vocab_size` rows; `d2t`, `[draft_vocab_size]` int64, gives token id minus row for each of them.
+    """
+
+    config: SpeculatorsDFlashConfig
+    config_class = SpeculatorsDFlashConfig
+    # the target's parts, kept for training; and the inverse of d2t
+    _keys_to_ignore_on_load_unexpected = ["verifier_norm.weight", "verifier_lm_head.weight", "t2d"]
+
+    def __init__(self, config: SpeculatorsDFlashConfig):
+        super().__init__(config)
+        self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
+        self.lm_head = nn.Linear(config.hidden_size, config.draft_vocab_size, bias=False)
+        reduced = config.draft_vocab_size != config.vocab_size
+        self.register_buffer("d2t", torch.zeros(config.draft_vocab_size, dtype=torch.long) if reduced else None)
+        self.post_init()
+
+    def check_vocabulary(self, name: str) -> None:
+        """Raise a ValueError if rows of the head stand for no token or for one another's."""
+        if self.d2t is not None:
+            token_ids = self._token_ids()
+            inside = bool(((token_ids >= 0) & (token_ids < self.config.vocab_size)).all())
+            if not inside or len(token_ids.unique()) < len(token_ids):
+                raise ValueError(f"{name}: d2t does not map the draft vocabulary into the target's one to one.")
+
+    def logits(self, states: torch.Tensor) -> torch.Tensor:
+        """`[.., V]` from `[.., H]`: minus infinity where the head has no row."""
+        logits = self.lm_head(states)
+        if self.d2t is None:
+            return logits
+        full = logits.new_full((*logits.shape[:-1], self.config.vocab_size), -torch.inf)
+        return full.index_copy_(-1, self._token_ids(), logits)
+
+    def _token_ids(self) -> torch.Tensor:
+        return self.d2t + torch.arange(len(self.d2t), device=self.d2t.device)
+
+    def _sliding_mask(self, noise_embeds: torch.Tensor, n_context: int, cache) -> torch.Tensor:
+        """Context from the root's position minus the window on, and the block up to the query's slot, or all of it."""
+        n = noise_embeds.shape[1]
+        layer = self.config.layer_types.index("sliding_attention")
+        n_keys = n_context + n if cache is None else cache.get_mask_sizes(n, layer)[0]
+        keys = torch.arange(n - n_keys, n, device=noise_embeds.device)  # relative to the root
+        slots = torch.arange(n, device=noise_embeds.device)[:, None]
+        in_window = (keys < 0) & (keys >= -self.config.sliding_window)
+        in_block = (keys >= 0) & ((keys <= slots) | self.config.sliding_window_non_causal)
+        mask = torch.zeros(n, n_keys, dtype=noise_embeds.dtype, device=noise_embeds.device)
+        return mask.masked_fill_(~(in_window | in_block), torch.finfo(mask.dtype).min)[None, None]
