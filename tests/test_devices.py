@@ -1,0 +1,110 @@
+"""Targets spread over devices and processes, and quantised ones: the distribution is accelerate's and transformers' own."""
+
+import json
+import os
+import subprocess
+import sys
+import textwrap
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, TorchAoConfig
+
+import hf_ddtree
+from hf_ddtree.testing import VOCAB_SIZE, ScriptedDrafter, tiny_dflash_drafter, tiny_model
+
+SETTINGS = {"max_new_tokens": 24}
+PARTS = ["model.embed_tokens", *(f"model.layers.{i}" for i in range(4)), "model.norm", "model.rotary_emb", "lm_head"]
+OFFLOADED = {
+    "inner layers": ["model.layers.1", "model.layers.2"],
+    "last layer and head": ["model.layers.3", "model.norm", "lm_head"],
+    "everything": PARTS,
+}
+
+
+def prompt() -> torch.Tensor:
+    return torch.randint(4, VOCAB_SIZE, (1, 20), generator=torch.Generator().manual_seed(1))
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    path = tmp_path_factory.mktemp("model")
+    tiny_model("llama").save_pretrained(path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def expected():
+    """Greedy and sampled text of the model in memory."""
+    model = tiny_model("llama")
+    greedy = model.generate(prompt(), do_sample=False, **SETTINGS)
+    torch.manual_seed(3)
+    return greedy, model.generate(prompt(), do_sample=True, **SETTINGS)
+
+
+@pytest.mark.parametrize("drafter", ["prompt look-up", "DFlash", "causal LM", "itself"])
+@pytest.mark.parametrize("offloaded", OFFLOADED)
+def test_layers_on_disk(offloaded, drafter, folder, expected, tmp_path):
+    device_map = {part: "disk" if part in OFFLOADED[offloaded] else "cpu" for part in PARTS}
+    model = AutoModelForCausalLM.from_pretrained(folder, device_map=device_map, offload_folder=tmp_path).eval()
+    hf_ddtree.enable(model)
+    makers = {
+        "prompt look-up": lambda: None,
+        "DFlash": lambda: tiny_dflash_drafter(tiny_model("llama")),
+        "causal LM": lambda: tiny_model("llama"),
+        "itself": lambda: model,
+    }
+    options = {"assistant_model": makers[drafter](), "tree_budget": 8, "tree_sampling": "target", **SETTINGS}
+    assert torch.equal(model.generate(prompt(), do_sample=False, **options), expected[0])
+    torch.manual_seed(3)
+    assert torch.equal(model.generate(prompt(), do_sample=True, **options), expected[1])
+
+
+RANK = """
+    import json, sys
+    import torch
+    import hf_ddtree
+    from hf_ddtree.testing import VOCAB_SIZE, tiny_dflash_drafter, tiny_model
+    from transformers import AutoModelForCausalLM
+
+    model = hf_ddtree.enable(AutoModelForCausalLM.from_pretrained(sys.argv[1], tp_plan="auto").eval())
+    assert type(model.model.layers[0].mlp.up_proj.weight).__name__ == "DTensor"
+    prompt = torch.randint(4, VOCAB_SIZE, (1, 20), generator=torch.Generator().manual_seed(1))
+    texts = {}
+    for drafter in (None, tiny_dflash_drafter(model), tiny_model("llama")):
+        for sampling in ("greedy", "target", "hybrid", "swor"):
+            torch.manual_seed(3)
+            mode = {"do_sample": False} if sampling == "greedy" else {"do_sample": True, "tree_sampling": sampling}
+            text = model.generate(prompt, max_new_tokens=24, assistant_model=drafter, tree_budget=8, **mode)
+            texts[f"{type(drafter).__name__} {sampling}"] = text.tolist()
+    print("TEXTS", json.dumps(texts))
+"""
+
+
+def test_two_ranks_walk_identically(folder, expected, tmp_path):
+    script = tmp_path / "rank.py"
+    script.write_text(textwrap.dedent(RANK))
+    launch = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2", str(script), str(folder)]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    result = subprocess.run(launch, capture_output=True, text=True, timeout=120, env=environment, check=False)
+    assert result.returncode == 0, result.stderr
+    ranks = [json.loads(line.split("TEXTS ")[1]) for line in result.stdout.splitlines() if "TEXTS " in line]
+    assert len(ranks) == 2 and ranks[0] == ranks[1]
+    for name, text in ranks[0].items():
+        if name.endswith("greedy"):
+            assert text == expected[0].tolist()
+        if name.endswith("target"):
+            assert text == expected[1].tolist()
+
+
+def test_int8_weights_equal_their_own_plain_decoding(folder):
+    """Weight-only: activations keep their precision, so a tree forward rounds like any other."""
+    from torchao.quantization import Int8WeightOnlyConfig
+
+    config = TorchAoConfig(Int8WeightOnlyConfig())
+    model = hf_ddtree.enable(AutoModelForCausalLM.from_pretrained(folder, quantization_config=config).eval())
+    assert type(model.model.layers[0].mlp.up_proj.weight) is not torch.nn.Parameter
+    plain = model.generate(prompt(), do_sample=False, **SETTINGS)
+    for drafter in (None, ScriptedDrafter(plain[0].tolist()), tiny_dflash_drafter(tiny_model("llama"))):
+        output = model.generate(prompt(), do_sample=False, assistant_model=drafter, tree_budget=8, **SETTINGS)
+        assert torch.equal(output, plain)
