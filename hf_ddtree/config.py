@@ -167,15 +167,15 @@ def check_inputs(model, input_ids, generation_config: GenerationConfig, model_kw
     if input_ids.shape[0] != 1:
         raise ValueError(f"input_ids: a batch of {input_ids.shape[0]}; tree decoding takes one sequence per call.")
     position_ids, cache = model_kwargs.get("position_ids"), model_kwargs.get("cache")
-    if position_ids is None or position_ids.dim() != 2:
+    if position_ids is None:
         raise ValueError(
-            f"model: {type(model).__name__} does not take position_ids of shape [batch, tokens], so the nodes of a tree "
-            "cannot be placed; call generate without tree_budget."
+            f"model: {type(model).__name__} does not take position_ids, so the nodes of a tree cannot be placed; call "
+            "generate without tree_budget."
         )
     if cache is None:
         raise ValueError(f"model: {type(model).__name__} has no key/value cache; call generate without tree_budget.")
     check_cache(cache)
-    prompt_length = position_ids.shape[1]
+    prompt_length = position_ids.shape[-1]
     check_rope(model, prompt_length, prompt_length + generation_config.max_length - input_ids.shape[1])
 
 

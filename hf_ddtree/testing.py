@@ -88,6 +88,8 @@ _MAMBA = {
 GATED_DELTA_FAMILIES = {
     "qwen3_5_text": _DELTA_NET,
     "qwen3_5_moe_text": {**_DELTA_NET, **_EXPERTS, "shared_expert_intermediate_size": 32},
+    "qwen3_5": _DELTA_NET,  # text through the multimodal classes
+    "qwen3_5_moe": {**_DELTA_NET, **_EXPERTS, "shared_expert_intermediate_size": 32},
     "qwen3_next": {**_DELTA_NET, **_EXPERTS, "shared_expert_intermediate_size": 32},
 }
 # with other recurrent layers, verified path by path
@@ -146,6 +148,25 @@ INCONSISTENT_FAMILIES = {
 }
 ALL_FAMILIES = FAMILIES | GATED_DELTA_FAMILIES | RECURRENT_FAMILIES | INCONSISTENT_FAMILIES
 
+_VISION = {"hidden_size": 16, "intermediate_size": 32}
+_QWEN_VISION = {
+    "vision_config": {**_VISION, "depth": 1, "num_heads": 2, "out_hidden_size": 32},
+    "image_token_id": 124,
+    "video_token_id": 125,
+    "vision_start_token_id": 126,
+    "vision_end_token_id": 127,
+}
+# the fields around the text config
+_MULTIMODAL = {
+    "muse_glimmer": {
+        "text_config": {},
+        "vision_config": {**_VISION, "num_hidden_layers": 1, "num_attention_heads": 2},
+        "projector_hidden_size": 32,
+    },
+    "qwen3_5": {**_QWEN_VISION, "text_config": {"model_type": "qwen3_5_text"}},
+    "qwen3_5_moe": {**_QWEN_VISION, "text_config": {"model_type": "qwen3_5_moe_text"}},
+}
+
 
 def tiny_model(family: str = "llama", seed: int = 0, **overrides) -> PreTrainedModel:
     """A random fp32 model of a few thousand weights in evaluation mode, on the CPU.
@@ -159,18 +180,13 @@ def tiny_model(family: str = "llama", seed: int = 0, **overrides) -> PreTrainedM
     model_type = fields.pop("model_type", family)
     attn_implementation = fields.pop("attn_implementation", "sdpa")
     model_class = AutoModelForCausalLM
-    if model_type == "muse_glimmer":
+    if model_type in _MULTIMODAL:
         model_class = AutoModelForImageTextToText
-        fields = _muse_glimmer_fields(fields)
+        fields = {**_MULTIMODAL[model_type], "text_config": {**_MULTIMODAL[model_type]["text_config"], **fields}}
     config = AutoConfig.for_model(model_type, **fields)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         return model_class.from_config(config, attn_implementation=attn_implementation, dtype=torch.float32).eval()
-
-
-def _muse_glimmer_fields(text_fields: dict) -> dict:
-    vision = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
-    return {"text_config": text_fields, "vision_config": vision, "projector_hidden_size": 32}
 
 
 def tiny_dflash_drafter(target: PreTrainedModel, seed: int = 0, **overrides) -> DFlashDraftModel:

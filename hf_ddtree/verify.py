@@ -49,7 +49,7 @@ def prefill(model, input_ids, generation_config, model_kwargs, tapped_states: tu
         handle.remove()
     states = torch.cat(captured, dim=1)
     n = states.shape[1]
-    positions = model_kwargs["position_ids"][:, -n:]
+    positions = text_positions(model_kwargs["position_ids"])[:, -n:]
     if tapped_states and model_kwargs["attention_mask"] is not None:
         valid = model_kwargs["attention_mask"][0, -n:].bool()
         states, positions = states[:, valid.to(states.device)], positions[:, valid]
@@ -188,7 +188,7 @@ class PathVerifier:
         inputs = {
             **self.model_kwargs,
             "cache": cache,
-            "position_ids": positions.expand(len(paths), -1),
+            "position_ids": positions.expand(*positions.shape[:-2], len(paths), n),
             "attention_mask": mask,
         }
         node_ids = self.tree.token_ids[rows].to(position_ids.device)
@@ -227,6 +227,11 @@ def tap(outputs: ModelOutput, tapped_states: tuple[int, ...], rows: list[int] | 
     return torch.cat([state.to(states[0].device) for state in states], dim=-1)
 
 
+def text_positions(position_ids: torch.Tensor) -> torch.Tensor:
+    """`[1, S]`: the positions in the text, which come first where a model also has positions in images, `[rows, 1, S]`."""
+    return position_ids if position_ids.dim() == 2 else position_ids[0]
+
+
 def count_padding(input_ids: torch.Tensor, attention_mask: torch.Tensor | None) -> int:
     """The number of padding tokens at the left of `input_ids`, whose mask is the end of `attention_mask`."""
     n = input_ids.shape[1]
@@ -238,9 +243,9 @@ def deepest_node(model, room: int, position_ids: torch.Tensor) -> int:
 
     Args:
         room: tokens the generation may still emit after the next one.
-        position_ids: `[1, S]`, ending with the root's.
+        position_ids: `[1, S]` or `[rows, 1, S]`, ending with the root's.
     """
     last_position = getattr(model.config.get_text_config(decoder=True), "max_position_embeddings", None)
-    left = room if last_position is None else last_position - 1 - int(position_ids[0, -1])
+    left = room if last_position is None else last_position - 1 - int(text_positions(position_ids)[0, -1])
     # plain generate only gets beyond the last position where positions are not learned
     return room if left < 0 else min(room, left)

@@ -85,7 +85,16 @@ RANK = """
 def test_two_ranks_walk_identically(folder, expected, tmp_path):
     script = tmp_path / "rank.py"
     script.write_text(textwrap.dedent(RANK))
-    launch = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2", str(script), str(folder), str(tmp_path)]
+    launch = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--nproc_per_node",
+        "2",
+        str(script),
+        str(folder),
+        str(tmp_path),
+    ]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     result = subprocess.run(launch, capture_output=True, text=True, timeout=120, env=environment, check=False)
     assert result.returncode == 0, result.stderr
