@@ -12,7 +12,8 @@ TREE_OPTIONS = ("tree_budget", "tree_sampling", "tree_trace", "tree_timing")
 # a forward over this many tokens costs as much as a long prompt, every round; a larger number is a slip
 LARGEST_BUDGET = 16_384
 # names in `config.layer_types` of layers whose state is in the cache, and of layers without any
-RECURRENT_LAYER_TYPES = ("linear_attention", "conv", "hybrid", "hybrid_sliding", "mlp", "moe")
+HYBRID_LAYER_TYPES = ("hybrid", "hybrid_sliding")  # attention and a recurrent state side by side
+RECURRENT_LAYER_TYPES = ("linear_attention", "conv", *HYBRID_LAYER_TYPES, "mlp", "moe")
 # In transformers 5.24 these compute something else over several tokens after a cached text than token by token: so little
 # that only fp32 tells it from rounding, or so much that the text changes.
 INCONSISTENT_MODEL_TYPES = ("jamba", "nemotron_h", "recurrent_gemma", "zamba", "zamba2")
@@ -94,8 +95,9 @@ def check_model(model, argument: str = "model", recurrent: bool = True) -> None:
     layer_types = set(getattr(text_config, "layer_types", None) or ())
     supported = MASKED_LAYER_TYPES + (RECURRENT_LAYER_TYPES if recurrent else ())
     unknown = layer_types - set(supported)
-    if unknown or (model._is_stateful and not layer_types):
-        kind = f"layers of type {sorted(unknown)}" if unknown else "a recurrent state outside its cache"
+    no_attention = layer_types.isdisjoint(MASKED_LAYER_TYPES + HYBRID_LAYER_TYPES) and model._is_stateful
+    if unknown or no_attention:
+        kind = f"layers of type {sorted(unknown)}" if unknown else "nothing but recurrent layers"
         way_out = "call generate without `tree_budget`" if recurrent else "choose another drafter"
         raise ValueError(
             f"{argument}: {name} has {kind}, where sibling branches would mix. Supported are {list(supported)}; {way_out}."

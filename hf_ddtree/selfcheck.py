@@ -23,7 +23,7 @@ LOW_PRECISION_FLOOR = 5e-2
 # something else token by token than at once.
 LARGEST_ROUNDING = {torch.float64: 1e-4, torch.float32: 5e-4}
 LARGEST_LOW_PRECISION_ROUNDING = 0.2
-SHORTEST_PREFIX = 24
+SHORTEST_PREFIX = 12
 
 _passed: WeakKeyDictionary = WeakKeyDictionary()  # model -> the settings under which it passed
 
@@ -96,6 +96,8 @@ def _prefix_length(config, cache: DynamicCache) -> int:
     windows = [layer.sliding_window for layer in cache.layers if isinstance(layer, DynamicSlidingWindowLayer)]
     wanted = max([SHORTEST_PREFIX, *(window + 4 for window in windows if window <= LONGEST_PREFIX)])
     longest = getattr(config, "max_position_embeddings", None) or wanted + 2 * len(PARENTS)
+    # where longrope changes its frequencies, token by token and at once are not the same
+    longest = min(longest, (getattr(config, "rope_parameters", None) or {}).get("original_max_position_embeddings") or longest)
     return max(1, min(wanted, longest - 2 * len(PARENTS)))
 
 

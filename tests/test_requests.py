@@ -150,18 +150,12 @@ def test_dropout_is_refused():
 SMALL = {"vocab_size": VOCAB_SIZE, "hidden_size": 32, "num_hidden_layers": 2}
 TINY = {**SMALL, "intermediate_size": 64, "head_dim": 8}
 ATTENTION = {"num_attention_heads": 4, "num_key_value_heads": 2}
-LINEAR = {"linear_num_key_heads": 2, "linear_num_value_heads": 2, "linear_key_head_dim": 8, "linear_value_head_dim": 8}
 EXPERTS = {"num_experts": 2, "num_local_experts": 2, "num_experts_per_tok": 1, "moe_intermediate_size": 16}
 # model type -> what the error must name, and config fields
 UNSUPPORTED_MODELS = {
-    "mamba": ("linear_attention", {**SMALL, "state_size": 4}),
-    "qwen3_next": (
-        "linear_attention",
-        {**TINY, **ATTENTION, **LINEAR, **EXPERTS, "layer_types": ["linear_attention", "full_attention"]},
-    ),
-    "lfm2": ("conv", {**TINY, **ATTENTION, "layer_types": ["conv", "full_attention"]}),
+    "mamba": ("nothing but recurrent layers", {**SMALL, "state_size": 4}),
     "llama4_text": ("chunked", {**TINY, **ATTENTION, **EXPERTS, "intermediate_size_mlp": 64}),
-    "rwkv": ("recurrent", SMALL),
+    "rwkv": ("nothing but recurrent layers", SMALL),
 }
 
 
@@ -259,6 +253,7 @@ MISFITS = {
     "a-model-without-head": ("assistant_model", lambda model: AutoModel.from_config(model.config)),
     "an-encoder-decoder": ("assistant_model", "t5"),
     "a-recurrent-model": ("assistant_model", lambda model: unsupported_model("mamba")),
+    "a-hybrid-model": ("assistant_model.*linear_attention", lambda model: tiny_model("qwen3_next")),
 }
 
 
