@@ -28,5 +28,5 @@ within "${TRAIN_SECONDS:-300}" python -m hf_ddtree.training train --model "$mode
     --kl-weight 0.5 --mask-token-id "$mask_token_id" --evaluate-every 250
 
 if [ -e "$folder/drafter/model.safetensors" ]; then
-    python -m hf_ddtree.training evaluate --model "$model" --drafter "$folder/drafter" --prompts "$here/held_out.jsonl"
+    python -m hf_ddtree.training evaluate --model "$model" --drafter "$folder/drafter" --prompts "$here/../hf_ddtree/benchmark/prompts.jsonl"
 fi

@@ -6,21 +6,10 @@ import torch
 from tqdm import tqdm
 from transformers import GenerationMixin, PreTrainedModel, PreTrainedTokenizerBase
 
-from ..drafters import DFlashTreeGenerator, DraftSampling
+from ..benchmark.methods import chain_generator
 from ..generate import enable
-from ..tree import POLICIES
-from .acceptance import CHAIN, draft
+from .acceptance import CHAIN
 from .prompts import read_prompts, tokenize
-
-
-class ChainGenerator(DFlashTreeGenerator):
-    """DFlash without a tree: the single most probable path."""
-
-    def get_candidates(self, input_ids, tree_budget, max_depth):
-        draft_logits = self.draft(int(input_ids[0, -1]))[:max_depth]
-        chain = draft(draft_logits, CHAIN)
-        chain.token_ids[0] = input_ids[0, -1]
-        return chain
 
 
 def evaluate(
@@ -53,7 +42,7 @@ def evaluate(
             torch.manual_seed(seed)
             generator = drafter
             if budget == CHAIN:
-                generator = ChainGenerator(drafter, target, DraftSampling(target.generation_config, POLICIES["target"]))
+                generator = chain_generator(drafter, target)
             output = target.generate(
                 input_ids,
                 assistant_model=generator,
