@@ -72,6 +72,12 @@ class TreeGenerationMixin:
             raise ValueError("custom_generate replaces the decoding loop; drop it, or drop tree_budget.")
         return super().load_custom_generate(*args, **kwargs)
 
+    def generate_batch(self, inputs, generation_config=None, **kwargs):
+        settings = generation_config or self.generation_config
+        if "tree_budget" in kwargs or getattr(settings, "tree_budget", None) is not None:
+            raise ValueError("tree_budget: generate_batch decodes without a tree; drop it, or call generate per sequence.")
+        return super().generate_batch(inputs, generation_config=generation_config, **kwargs)
+
     def _validate_generation_mode(self, generation_mode, generation_config, generation_mode_kwargs):
         if generation_config._tree_config is None:
             return super()._validate_generation_mode(generation_mode, generation_config, generation_mode_kwargs)

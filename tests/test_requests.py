@@ -253,6 +253,10 @@ MISFITS = {
     "a-model-without-head": ("assistant_model", lambda model: AutoModel.from_config(model.config)),
     "an-encoder-decoder": ("assistant_model", "t5"),
     "a-recurrent-model": ("assistant_model", lambda model: unsupported_model("mamba")),
+    "learned-positions": (
+        "assistant_model.*learned positions for 14 tokens.*max_length=16",
+        lambda model: tiny_model("gpt2", n_positions=14, max_position_embeddings=14),
+    ),
     "a-hybrid-model": ("assistant_model.*linear_attention", lambda model: tiny_model("qwen3_next")),
 }
 
@@ -261,6 +265,13 @@ MISFITS = {
 def test_a_drafter_that_does_not_fit_is_refused(usable, t5, names, make_drafter):
     drafter = t5 if make_drafter == "t5" else make_drafter(usable)
     assert_refused(names, usable.generate, PROMPT, max_new_tokens=4, assistant_model=drafter, tree_budget=8)
+
+
+def test_continuous_batching_with_a_budget_is_refused(usable):
+    settings = copy.deepcopy(usable.generation_config)
+    settings.tree_budget = 8
+    for options in ({"tree_budget": 8}, {"generation_config": settings}):
+        assert_refused("tree_budget: generate_batch", usable.generate_batch, PROMPT.tolist(), **options)
 
 
 DRAFTERS = {

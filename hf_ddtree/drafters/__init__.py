@@ -69,4 +69,11 @@ def tree_candidate_generator(
             f"assistant_model: its vocabulary has {drafter_vocab_size} tokens, the target's {vocab_size}. A drafter "
             "needs the target's own vocabulary; pick one of the same family, or None for prompt look-up."
         )
+    config, max_length = assistant_model.config.get_text_config(decoder=True), generation_config.max_length
+    positions = getattr(config, "max_position_embeddings", None)
+    if getattr(config, "rope_parameters", None) is None and positions is not None and max_length > positions:
+        raise ValueError(
+            f"assistant_model: it has learned positions for {positions} tokens, fewer than max_length={max_length}; lower "
+            "max_new_tokens or choose another drafter."
+        )
     return AssistantTreeGenerator(assistant_model, sampling)
