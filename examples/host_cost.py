@@ -22,6 +22,7 @@ from hf_ddtree.attention import tree_attention_mask
 from hf_ddtree.cache import commit_path
 from hf_ddtree.randomness import Randomness
 from hf_ddtree.tree import POLICIES
+from hf_ddtree.verify import path_to
 from hf_ddtree.walk import Emitter, walk_tree
 
 VOCAB_SIZE, LAYERS, KV_HEADS, HEAD_DIM = 49_152, 30, 3, 64
@@ -119,12 +120,7 @@ def fill(cache: DynamicCache, rows: int) -> None:
 def deep_path(tree) -> list[int]:
     """A path of `ACCEPTED` drafted tokens, or as many as the tree is deep."""
     depth = min(ACCEPTED, int(tree.depths.max()))
-    node = int((tree.depths == depth).nonzero()[-1])
-    path = []
-    while node >= 0:
-        path.insert(0, node)
-        node = int(tree.parents[node])
-    return path
+    return path_to(int((tree.depths == depth).nonzero()[-1]), tree.parents.tolist())
 
 
 def target_logits(tree, path: list[int]) -> torch.Tensor:

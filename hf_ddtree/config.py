@@ -16,7 +16,7 @@ HYBRID_LAYER_TYPES = ("hybrid", "hybrid_sliding")  # attention and a recurrent s
 RECURRENT_LAYER_TYPES = ("linear_attention", "conv", *HYBRID_LAYER_TYPES, "mlp", "moe")
 # In transformers 5.24 these compute something else over several tokens after a cached text than token by token: so little
 # that only fp32 tells it from rounding, or so much that the text changes.
-INCONSISTENT_MODEL_TYPES = ("jamba", "nemotron_h", "recurrent_gemma", "zamba", "zamba2")
+INCONSISTENT_MODEL_TYPES = ("jamba", "nemotron_h", "recurrent_gemma", "zamba2")
 CACHE_IMPLEMENTATIONS = (None, "dynamic")
 
 

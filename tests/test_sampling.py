@@ -313,19 +313,10 @@ def test_samples_through_generate_have_the_target_distribution(policy):
     assert report["p_value"] > 1e-3
 
 
-
-def sample(model, drafter, policy, prompt, seed):
+def sample(model, drafter, policy, prompt, seed, **settings):
     torch.manual_seed(seed)
-    return model.generate(
-        prompt,
-        do_sample=True,
-        top_k=0,
-        max_new_tokens=40,
-        assistant_model=drafter,
-        tree_budget=10,
-        tree_sampling=policy,
-        return_dict_in_generate=True,
-    )
+    defaults = {"do_sample": True, "top_k": 0, "max_new_tokens": 40, "tree_budget": 10, "return_dict_in_generate": True}
+    return model.generate(prompt, assistant_model=drafter, tree_sampling=policy, **{**defaults, **settings})
 
 
 @pytest.mark.parametrize("temperature", [0.01, 0.03, 0.1])
@@ -336,18 +327,9 @@ def test_peaked_distributions_leave_nothing_to_draw_and_work(kind, policy, tempe
     model = hf_ddtree.enable(tiny_model("llama"))
     for seed in range(3):
         drafter = truncated_copy(model, 2) if kind == "causal LM" else tiny_dflash_drafter(model, seed=seed)
-        torch.manual_seed(seed)
-        output = model.generate(
-            torch.tensor([[5, 6, 7, 8]]),
-            do_sample=True,
-            temperature=temperature,
-            top_k=0,
-            max_new_tokens=10,
-            assistant_model=drafter,
-            tree_budget=64,
-            tree_sampling=policy,
-        )
-        assert output.shape[1] == 14
+        settings = {"temperature": temperature, "max_new_tokens": 10, "tree_budget": 64}
+        output = sample(model, drafter, policy, torch.tensor([[5, 6, 7, 8]]), seed, **settings)
+        assert output.sequences.shape[1] == 14
 
 
 @pytest.mark.parametrize("policy", POLICIES)
