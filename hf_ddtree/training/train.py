@@ -14,7 +14,7 @@ from accelerate.utils import set_seed
 from tqdm import tqdm
 from transformers import PreTrainedModel
 
-from ..drafters import DFlashConfig, DFlashDraftModel
+from ..drafters import DFlashConfig, DFlashDraftModel, load_drafter
 from ..drafters.dflash_model import evenly_spaced_layers
 from .acceptance import CHAIN, held_out_tokens_per_round
 from .blocks import Batch, draft_blocks, make_batch, target_states
@@ -36,6 +36,7 @@ class TrainConfig:
         features: folder for the target's hidden states, computed once and then read: for several epochs on a small
             machine. None computes them anew at each step.
         output: folder of the drafter; `checkpoint.safetensors` in it resumes an interrupted run.
+        initial: path or Hub id of a drafter to go on from, e.g. with new data; None starts from random weights.
         steps: optimizer steps in all.
         num_layers, block_size: of the drafter.
         layer_ids: the target's layers to read; None: five, evenly spaced.
@@ -56,6 +57,7 @@ class TrainConfig:
     data: Path
     output: Path
     features: Path | None = None
+    initial: str | None = None
     steps: int = 2000
     num_layers: int = 3
     block_size: int = 8
@@ -99,6 +101,9 @@ def train(target: PreTrainedModel, config: TrainConfig) -> None:
     config.output.mkdir(parents=True, exist_ok=True)
     target = target.to(accelerator.device).eval().requires_grad_(False)
     drafter = new_drafter(target, config).to(accelerator.device)
+    scale = state_scale(target, drafter.config.target_layer_ids, training[: config.batch_size])
+    if config.initial is not None:
+        start_from(config.initial, drafter, scale)
     optimizers = make_optimizers(drafter)
     progress = {"step": 0, "best": 0.0, "seconds": 0.0, "log": [], "settings": run_settings(config, sequences)}
     checkpoint = config.output / "checkpoint.safetensors"
@@ -111,7 +116,6 @@ def train(target: PreTrainedModel, config: TrainConfig) -> None:
     accelerator.wait_for_everyone()
     model = accelerator.prepare_model(drafter)
     frequent = most_frequent(training, config.frequent)
-    scale = state_scale(target, drafter.config.target_layer_ids, training[: config.batch_size])
 
     steps = tqdm(
         range(progress["step"], config.steps),
@@ -206,6 +210,33 @@ def new_drafter(target: PreTrainedModel, config: TrainConfig) -> DFlashDraftMode
     spread = target.get_output_embeddings().weight.float().std() * shape.hidden_size**0.5
     torch.nn.init.constant_(drafter.norm.weight, 1 / float(spread))
     return drafter
+
+
+def start_from(initial: str, drafter: DFlashDraftModel, scale: torch.Tensor) -> None:
+    """Copy the weights of a finished drafter: what `finished_drafter` did, undone.
+
+    Raises:
+        ValueError: if the drafter has another shape than the settings ask for.
+    """
+    finished = load_drafter(initial, dtype=torch.float32)
+    if not isinstance(finished, DFlashDraftModel):
+        raise ValueError(f"--initial {initial} is a {type(finished).__name__}; it must be a DFlash drafter.")
+    ours, theirs = (
+        {
+            "--num-layers": d.config.num_hidden_layers,
+            "--block-size": d.config.block_size,
+            "--layer-ids": d.config.target_layer_ids,
+            "--mask-token-id": d.config.mask_token_id,
+            "--model of width": d.config.hidden_size,
+        }
+        for d in (drafter, finished)
+    )
+    differing = ", ".join(f"{name} {theirs[name]} (not {ours[name]})" for name in ours if ours[name] != theirs[name])
+    if differing:
+        raise ValueError(f"--initial {initial} needs {differing}.")
+    weights = finished.state_dict()
+    weights["fc.weight"] /= scale.to(weights["fc.weight"])
+    drafter.load_state_dict(weights)
 
 
 def rope_theta(shape) -> float:
