@@ -87,14 +87,15 @@ def _tree_attention(
     for block_start in range(start, end, BLOCK_N):
         keys = block_start + lanes
         key_valid = keys < end
-        positions = (offset + keys).to(tl.int64)
+        # 64 bits for where the block begins, 32 within it: pointers of a whole tile would fill the registers
+        position = (offset + block_start).to(tl.int64)
         k = tl.load(
-            k_base + positions[None, :] * k_stride_t + dims[:, None] * k_stride_d,
+            k_base + position * k_stride_t + (lanes[None, :] * k_stride_t + dims[:, None] * k_stride_d),
             mask=key_valid[None, :] & (dims < D)[:, None],
             other=0.0,
         )
         v = tl.load(
-            v_base + positions[:, None] * v_stride_t + dims_v[None, :] * v_stride_d,
+            v_base + position * v_stride_t + (lanes[:, None] * v_stride_t + dims_v[None, :] * v_stride_d),
             mask=key_valid[:, None] & (dims_v < DV)[None, :],
             other=0.0,
         )
