@@ -1,0 +1,79 @@
+"""Functions of transformers that obey the keyword `ddtree` while a tree forward runs, and work as ever without it.
+
+The keyword travels through `model(...)` down to attention functions and recurrent rules. What it reaches is replaced by a
+dispatcher for the length of the forward only, so that nothing is left behind in transformers; other threads, whose calls
+lack the keyword, do not notice.
+"""
+
+import functools
+from collections.abc import Callable, MutableMapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from threading import Lock
+
+
+@dataclass(frozen=True)
+class TreeFunction:
+    """What to call in the place of `namespace[name]` when the keyword is given.
+
+    Args:
+        namespace: the variables of a module, or an interface of transformers.
+        name: of the function.
+        call: gets the keyword's value, then the arguments.
+        default: what the function is where the namespace has none of that name.
+    """
+
+    namespace: MutableMapping
+    name: str
+    call: Callable
+    default: Callable | None = None
+
+
+@dataclass
+class _Replaced:
+    original: Callable | None
+    users: int = 0  # tree forwards under way, in all threads
+
+
+_lock = Lock()
+_replaced: dict[tuple[int, str], _Replaced] = {}
+
+
+@contextmanager
+def tree_functions(functions: list[TreeFunction]):
+    """Dispatch calls of these functions by the keyword."""
+    with ExitStack() as stack:
+        for function in functions:
+            _enter(function)
+            stack.callback(_leave, function)
+        yield
+
+
+def _enter(function: TreeFunction) -> None:
+    namespace, name = function.namespace, function.name
+    with _lock:
+        entry = _replaced.setdefault((id(namespace), name), _Replaced(namespace.get(name)))
+        if entry.users == 0:
+            namespace[name] = _dispatcher(entry.original or function.default, function.call)
+        entry.users += 1
+
+
+def _leave(function: TreeFunction) -> None:
+    namespace, name = function.namespace, function.name
+    with _lock:
+        entry = _replaced[id(namespace), name]
+        entry.users -= 1
+        if entry.users == 0:
+            del _replaced[id(namespace), name]
+            if isinstance(namespace, dict):
+                namespace[name] = entry.original
+            else:  # uncovers what was there
+                del namespace[name]
+
+
+def _dispatcher(original: Callable, tree_function: Callable) -> Callable:
+    @functools.wraps(original)
+    def call(*args, ddtree=None, **kwargs):
+        return original(*args, **kwargs) if ddtree is None else tree_function(ddtree, *args, **kwargs)
+
+    return call
