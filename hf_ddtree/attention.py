@@ -1,83 +1,169 @@
-"""The attention mask of a tree: every node sees the valid prefix, its ancestors and itself."""
+"""Attention over a tree inside the models' own attention layers: what the keyword `ddtree` does there."""
+
+import inspect
+from importlib.util import find_spec
 
 import torch
-from transformers import Cache, PreTrainedConfig
+from torch.nn import functional as F
+from transformers import AttentionInterface, PreTrainedModel
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
-MASKED_LAYER_TYPES = ("full_attention", "sliding_attention")
-SUPPORTED_ATTENTION = ("eager", "sdpa")
+from .dispatch import TreeFunction
+from .gated_delta import TreeStates
+from .tree import DraftTree
+
+BACKENDS = ("auto", "sdpa", "triton")
 
 
-def tree_attention_mask(
-    config: PreTrainedConfig,
-    cache: Cache,
-    query_depths: torch.Tensor,
-    key_depths: torch.Tensor,
-    visible: torch.Tensor,
-    padding_mask: torch.Tensor | None,
-    dtype: torch.dtype,
-    device: torch.device,
-) -> torch.Tensor | dict[str, torch.Tensor]:
-    """Build the additive masks of a forward over n nodes, in the form the model takes.
-
-    The cache holds L committed tokens and then m - n nodes of the same tree from earlier forwards; this forward adds n.
-    A query at depth d stands at L + d. It sees the committed key p iff p is valid and L + d - p < window, and the node
-    key at depth e iff `visible` and d - e < window: windows are measured along the node's own path.
+class TreeForward:
+    """A tree on its way through a target forward: the value of the keyword `ddtree`.
 
     Args:
-        config: the text config. With `layer_types` the model takes a dict of masks by layer type, otherwise one mask.
-        cache: the cache before the forward; its layers say which keys they will return.
-        query_depths: `[n]` int64.
-        key_depths: `[m]` int64, the depths of all node keys, those of this forward last.
-        visible: `[n, m]` bool, the ancestor relation of queries to node keys, self included.
-        padding_mask: `[1, L + 1]` or longer, 0 where a committed token is padding; None if there is none.
-        dtype: the model's dtype (an additive mask must match the queries).
-        device: where the masks are needed.
-
-    Returns:
-        A `[1, 1, n, T]` mask of 0 and the dtype's minimum, or a dict of such masks by layer type. Additive, because a
-        bool mask is added as 0 and 1 by eager attention.
+        tree: N nodes.
+        length: L, the committed tokens.
+        padding: how many of them, at the left, are padding. Only the kernel asks.
+        use_kernel: attend by the Triton kernel, under masks from `window_masks`; otherwise under those from
+            `tree_attention_mask`.
+        states: for Gated DeltaNet layers, None without them.
     """
-    geometry = {"device": device, "dtype": dtype, "padding_mask": padding_mask}
-    depths = (query_depths.to(device), key_depths.to(device), visible.to(device))
-    layer_types = getattr(config, "layer_types", None)
-    window = getattr(config, "sliding_window", None)
-    if layer_types is not None:
-        return {
-            layer_type: _mask(cache, _layer_index(cache, layer_type), depths, _window(layer_type, window), **geometry)
-            if layer_type in MASKED_LAYER_TYPES
-            else None  # recurrent layers have a tree form of their own
-            for layer_type in set(layer_types)
-        }
-    # without layer types a window, if there is one, holds for every layer
-    return _mask(cache, 0, depths, window, **geometry)
+
+    def __init__(self, tree: DraftTree, length: int, padding: int, use_kernel: bool, states: TreeStates | None):
+        self.tree, self.length, self.padding, self.use_kernel, self.states = tree, length, padding, use_kernel, states
+        self._shared: dict = {}  # what all layers of a kind need
+
+    def attend(
+        self, module, query, key, value, attention_mask, scaling=None, softcap=None, s_aux=None, position_bias=None, **kwargs
+    ) -> tuple[torch.Tensor, None]:
+        """The attention function of a layer, in the form of transformers' `AttentionInterface`.
+
+        Args:
+            query: `[1, Hq, N, D]`.
+            key, value: `[1, Hkv, P + N, D]`, the prefix the layer keeps and the nodes.
+            attention_mask: `[1, 1, N, P + N]` for PyTorch, additive; `[1, 1, 0, window or 0]` for the kernel.
+            scaling, softcap, s_aux: the layer's scale, soft cap and sinks.
+            position_bias: the layer's own addition to the mask, `[1, Hq, N, P + N]`.
+
+        Returns:
+            `[1, N, Hq, Dv]`, and None for the weights.
+        """
+        scaling = query.shape[-1] ** -0.5 if scaling is None else scaling
+        if position_bias is not None:
+            if self.use_kernel:
+                raise NotImplementedError("the kernel adds no position bias")
+            return sdpa_attention_forward(
+                module, query, key, value, attention_mask, scaling=scaling, position_bias=position_bias
+            )
+        if self.use_kernel:
+            output = self._kernel(query, key, value, attention_mask.shape[-1] or None, scaling, softcap, s_aux)
+        else:
+            n_groups = query.shape[1] // key.shape[1]
+            mask = self._once(("mask", id(attention_mask)), lambda: attention_mask.repeat(1, 1, n_groups, 1))
+            output = grouped_attention(query, key, value, mask, scaling)
+        return output.transpose(1, 2).contiguous(), None
+
+    def _kernel(self, query, key, value, window, scaling, softcap, sinks) -> torch.Tensor:
+        from .kernels.tree_attention import tree_attention  # needs Triton
+
+        device, n_prefix = query.device, key.shape[2] - query.shape[2]
+        ancestors, depths = self._once(("tree", device), lambda: self._tree_tensors(device))
+        # a sliding layer has dropped the first L - P tokens
+        first_valid = max(0, self.padding - (self.length - n_prefix))
+        prefix, first = self._once(
+            ("prefix", device, n_prefix),
+            lambda: torch.tensor([[n_prefix], [first_valid]], dtype=torch.int32, device=device),
+        )
+        return tree_attention(
+            query,
+            key,
+            value,
+            ancestors,
+            depths,
+            prefix,
+            scaling,
+            first_valid=first if first_valid else None,
+            window=window,
+            softcap=softcap,
+            sinks=sinks,
+        )
+
+    def _tree_tensors(self, device) -> tuple[torch.Tensor, torch.Tensor]:
+        from .kernels.reference import pack_ancestors
+
+        ancestors = pack_ancestors(self.tree.ancestor_mask[None])
+        return ancestors.to(device), self.tree.depths[None].to(device, torch.int32)
+
+    def _once(self, name, make):
+        if name not in self._shared:
+            self._shared[name] = make()
+        return self._shared[name]
 
 
-def _window(layer_type: str, window: int | None) -> int | None:
-    return window if layer_type == "sliding_attention" else None
+def grouped_attention(query, key, value, mask, scaling: float) -> torch.Tensor:
+    """`[B, Hq, N, Dv]`, the query heads of a KV group packed into the query dimension, so that no key is copied.
+
+    Args:
+        mask: `[B, 1, Hq / Hkv * N, T]`, additive, repeated for the heads of a group.
+    """
+    n_batch, n_heads, n_nodes, _ = query.shape
+    packed = query.reshape(n_batch, key.shape[1], -1, query.shape[-1])
+    output = F.scaled_dot_product_attention(packed, key, value, attn_mask=mask, scale=scaling)
+    return output.reshape(n_batch, n_heads, n_nodes, -1)
 
 
-def _layer_index(cache: Cache, layer_type: str) -> int:
-    """The first cache layer of that type; a cache built without a config keeps every layer in full."""
-    wanted = layer_type == "sliding_attention"
-    kinds = zip(cache.is_sliding, cache.is_linear)
-    return next((i for i, (sliding, linear) in enumerate(kinds) if not linear and bool(sliding) == wanted), 0)
+def attention_functions(model: PreTrainedModel, use_kernel: bool) -> list[TreeFunction]:
+    """What the layers of `model` call to attend, to be replaced in a tree forward.
+
+    transformers' eager functions, which some families need for soft caps and sinks, stay with their masks unless the
+    kernel takes over.
+    """
+    implementation = model.config.get_text_config(decoder=True)._attn_implementation
+    if not model._supports_attention_backend:  # its layers attend by code of their own
+        return []
+    if implementation == "sdpa":
+        return [TreeFunction(AttentionInterface._global_mapping, "sdpa", TreeForward.attend)]
+    if not use_kernel:
+        return []
+    files = [inspect.unwrap(type(module).forward).__globals__ for module in model.modules()]
+    eager = {id(names): names for names in files if "eager_attention_forward" in names}
+    return [TreeFunction(names, "eager_attention_forward", TreeForward.attend) for names in eager.values()]
 
 
-def _mask(cache, layer_idx, depths, window, padding_mask, dtype, device):
-    query_depths, key_depths, visible = depths
-    n, m = visible.shape
-    kv_length, kv_offset = cache.get_mask_sizes(n, layer_idx)
-    n_prefix = kv_length - m
-    length = kv_offset + n_prefix  # L: the committed tokens
-    hidden = torch.finfo(dtype).min
-    mask = torch.zeros(n, kv_length, dtype=dtype, device=device)
-    tree_visible = visible
-    if window is not None:
-        prefix_index = torch.arange(kv_offset, length, device=device)
-        distance = length + query_depths[:, None] - prefix_index
-        mask[:, :n_prefix].masked_fill_(distance >= window, hidden)
-        tree_visible = visible & (query_depths[:, None] - key_depths < window)
-    if padding_mask is not None:
-        mask[:, :n_prefix].masked_fill_(padding_mask[0, kv_offset:length].to(device) == 0, hidden)
-    mask[:, n_prefix:].masked_fill_(~tree_visible, hidden)
-    return mask[None, None]
+def choose_kernel(model: PreTrainedModel, backend: str, model_kwargs: dict, path_by_path: bool) -> bool:
+    """Whether the Triton kernel attends: "auto" where it can and the device is a GPU.
+
+    Args:
+        backend: `tree_attention` of the request.
+        model_kwargs: `generate`'s keyword arguments for the forward.
+        path_by_path: the trees of this model are verified path by path.
+
+    Raises:
+        ValueError: if "triton" was asked for and cannot run.
+    """
+    problem = _kernel_problem(model, model_kwargs, path_by_path)
+    if backend == "triton" and problem is not None:
+        raise ValueError(f'tree_attention="triton": {problem}; use "auto" or "sdpa".')
+    return backend == "triton" or (backend == "auto" and problem is None and _on_gpu(model))
+
+
+def _kernel_problem(model, model_kwargs: dict, path_by_path: bool) -> str | None:
+    if find_spec("triton") is None:
+        return "Triton is not installed (pip install triton; there is none for macOS)"
+    if not _on_gpu(model) and not _interpreted():
+        return "the kernel runs on CUDA and ROCm devices, or very slowly on a CPU where TRITON_INTERPRET=1 is set"
+    if path_by_path or not model._supports_attention_backend:
+        return f"{type(model).__name__} does not attend through transformers' AttentionInterface over a whole tree"
+    mask = model_kwargs["attention_mask"]
+    if mask is not None and not torch.equal(mask.bool(), mask.bool().cummax(dim=-1).values):
+        return "attention_mask hides tokens other than padding at the left"
+    return None
+
+
+def _on_gpu(model) -> bool:
+    """Whether every weight is on a GPU when its layer runs; offloaded ones are "meta" before."""
+    return {parameter.device.type for parameter in model.parameters()} <= {"cuda", "meta"}
+
+
+def _interpreted() -> bool:
+    import triton
+
+    return triton.knobs.runtime.interpret

@@ -4,11 +4,12 @@ from dataclasses import dataclass
 
 from transformers import GenerationConfig
 
-from .attention import MASKED_LAYER_TYPES, SUPPORTED_ATTENTION
+from .attention import BACKENDS
 from .cache import check_cache
+from .masks import MASKED_LAYER_TYPES, SUPPORTED_ATTENTION
 from .tree import POLICIES, Policy
 
-TREE_OPTIONS = ("tree_budget", "tree_sampling", "tree_trace", "tree_timing")
+TREE_OPTIONS = ("tree_budget", "tree_sampling", "tree_attention", "tree_trace", "tree_timing")
 # a forward over this many tokens costs as much as a long prompt, every round; a larger number is a slip
 LARGEST_BUDGET = 16_384
 # names in `config.layer_types` of layers whose state is in the cache, and of layers without any
@@ -32,6 +33,8 @@ class TreeConfig:
             same text as plain sampling.
             "hybrid": these and one drawn from the drafter's distribution outside them.
             "swor": drawn without replacement. "spectr": drawn independently.
+        tree_attention: what verifies the tree. "triton": the kernel, without a mask. "sdpa": PyTorch's attention or, where a
+            model needs it, transformers' eager one, under masks. "auto": "triton" on a GPU, else "sdpa".
         tree_trace: keep each round's tree and path in the output's `rounds`.
         tree_timing: keep each round's seconds per stage, at the price of waiting for the device between stages.
 
@@ -41,6 +44,7 @@ class TreeConfig:
 
     tree_budget: int
     tree_sampling: str = "hybrid"
+    tree_attention: str = "auto"
     tree_trace: bool = False
     tree_timing: bool = False
 
@@ -53,6 +57,8 @@ class TreeConfig:
             )
         if self.tree_sampling not in POLICIES:
             raise ValueError(f"tree_sampling={self.tree_sampling!r} is unknown; choose one of {tuple(POLICIES)}.")
+        if self.tree_attention not in BACKENDS:
+            raise ValueError(f"tree_attention={self.tree_attention!r} is unknown; choose one of {BACKENDS}.")
         for name in ("tree_trace", "tree_timing"):
             if not isinstance(getattr(self, name), bool):
                 raise ValueError(f"{name}={getattr(self, name)!r} must be True or False.")

@@ -1,8 +1,8 @@
 """Functions of transformers that obey the keyword `ddtree` while a tree forward runs, and work as ever without it.
 
-The keyword travels through `model(...)` down to attention functions and recurrent rules. What it reaches is replaced by a
-dispatcher for the length of the forward only, so that nothing is left behind in transformers; other threads, whose calls
-lack the keyword, do not notice.
+The keyword travels through `model(...)` down to the functions in which layers attend or keep their states. These are
+replaced by dispatchers for the length of the forward only, so that nothing is left behind in transformers. Other threads,
+whose calls lack the keyword, do not notice.
 """
 
 import functools
@@ -20,18 +20,16 @@ class TreeFunction:
         namespace: the variables of a module, or an interface of transformers.
         name: of the function.
         call: gets the keyword's value, then the arguments.
-        default: what the function is where the namespace has none of that name.
     """
 
     namespace: MutableMapping
     name: str
     call: Callable
-    default: Callable | None = None
 
 
 @dataclass
 class _Replaced:
-    original: Callable | None
+    original: Callable
     users: int = 0  # tree forwards under way, in all threads
 
 
@@ -52,9 +50,9 @@ def tree_functions(functions: list[TreeFunction]):
 def _enter(function: TreeFunction) -> None:
     namespace, name = function.namespace, function.name
     with _lock:
-        entry = _replaced.setdefault((id(namespace), name), _Replaced(namespace.get(name)))
+        entry = _replaced.setdefault((id(namespace), name), _Replaced(namespace[name]))
         if entry.users == 0:
-            namespace[name] = _dispatcher(entry.original or function.default, function.call)
+            namespace[name] = _dispatcher(entry.original, function.call)
         entry.users += 1
 
 
@@ -64,11 +62,8 @@ def _leave(function: TreeFunction) -> None:
         entry = _replaced[id(namespace), name]
         entry.users -= 1
         if entry.users == 0:
+            namespace[name] = entry.original
             del _replaced[id(namespace), name]
-            if isinstance(namespace, dict):
-                namespace[name] = entry.original
-            else:  # uncovers what was there
-                del namespace[name]
 
 
 def _dispatcher(original: Callable, tree_function: Callable) -> Callable:

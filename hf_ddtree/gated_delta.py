@@ -21,16 +21,13 @@ the new state is the formula for S_l, from what the forward has computed anyway.
 The short convolution before the rule sees, for each node, the inputs of its nearest ancestors.
 """
 
-import functools
 import sys
-from collections import Counter
-from contextlib import contextmanager
-from threading import Lock
 
 import torch
 from transformers import PreTrainedModel
 from transformers.activations import ACT2FN
 
+from .dispatch import TreeFunction
 from .tree import DraftTree
 
 # model types whose modelling files call the functions below by these names
@@ -122,53 +119,20 @@ class TreeStates:
             committed.copy_(last[..., None].exp() * state + weighted.mT @ u[..., rows, :])
 
 
-_lock = Lock()
-_forwards: Counter = Counter()  # module -> tree forwards under way, in all threads
-_originals: dict = {}  # module -> its own functions while there are any
-
-
-def gated_delta_modules(model: PreTrainedModel) -> set[str]:
-    """The modelling files, out of `MODULES`, that layers of `model` come from."""
-    return {type(module).__module__ for module in model.modules()}.intersection(MODULES)
-
-
-@contextmanager
-def tree_functions(modules: set[str]):
-    """While a tree forward runs, let the functions of its modelling files obey the keyword `ddtree`, a `TreeStates`.
-
-    The keyword travels through `model(...)` down to them. Calls without it, say of another thread, are left as they are.
-    """
-    for name in modules:
-        with _lock:
-            if _forwards[name] == 0:
-                _originals[name] = _replace(sys.modules[name])
-            _forwards[name] += 1
-    try:
-        yield
-    finally:
-        for name in modules:
-            with _lock:
-                _forwards[name] -= 1
-                if _forwards[name] == 0:
-                    vars(sys.modules[name]).update(_originals.pop(name))
-
-
-def _replace(module) -> dict:
-    """Put dispatchers in the place of the module's functions; returns the functions."""
-    replacements = {
-        "causal_conv1d_fn": TreeStates.convolve,
-        "torch_chunk_gated_delta_rule": TreeStates.delta_rule,
-        "torch_recurrent_gated_delta_rule": TreeStates.delta_rule,  # called for a tree of the root alone
+def gated_delta_functions(model: PreTrainedModel) -> list[TreeFunction]:
+    """The functions of the modelling files, out of `MODULES`, that layers of `model` come from; empty without such layers."""
+    modules = {type(module).__module__ for module in model.modules()}.intersection(MODULES)
+    calls = {
+        "causal_conv1d_fn": _convolve,
+        "torch_chunk_gated_delta_rule": _delta_rule,
+        "torch_recurrent_gated_delta_rule": _delta_rule,  # called for a tree of the root alone
     }
-    originals = {name: getattr(module, name) for name in replacements}
-    for name, tree_function in replacements.items():
-        setattr(module, name, _dispatcher(originals[name], tree_function))
-    return originals
+    return [TreeFunction(vars(sys.modules[name]), function, calls[function]) for name in modules for function in calls]
 
 
-def _dispatcher(original, tree_function):
-    @functools.wraps(original)
-    def call(*args, ddtree: TreeStates | None = None, **kwargs):
-        return original(*args, **kwargs) if ddtree is None else tree_function(ddtree, *args, **kwargs)
+def _convolve(forward, *args, **kwargs):
+    return forward.states.convolve(*args, **kwargs)
 
-    return call
+
+def _delta_rule(forward, *args, **kwargs):
+    return forward.states.delta_rule(*args, **kwargs)

@@ -7,12 +7,13 @@ from transformers import GenerationMixin, LogitsProcessorList, PreTrainedModel, 
 from transformers.generation import GenerationConfig
 from transformers.generation.streamers import BaseStreamer
 
+from .attention import choose_kernel
 from .config import TREE_OPTIONS, TreeConfig, check_inputs, check_mode_kwargs, check_model, check_settings
 from .drafters import draft_tree, tree_candidate_generator
 from .drafters.prompt_lookup import DEFAULT_DEPTH
 from .output import GenerateDDTreeOutput, Recorder
 from .selfcheck import check_tree_attention
-from .verify import count_padding, deepest_node, prefill, tap, tree_verifier
+from .verify import count_padding, deepest_node, is_path_by_path, prefill, tap, tree_verifier
 from .walk import Emitter, walk_tree
 
 
@@ -132,7 +133,9 @@ def _tree_decoding(
     check_inputs(model, input_ids, generation_config, model_kwargs)
     options = generation_config._tree_config
     drafter = tree_candidate_generator(assistant_model, model, generation_config, options.policy)
-    check_tree_attention(model, input_ids.device)
+    cache = model_kwargs["cache"]
+    use_kernel = choose_kernel(model, options.tree_attention, model_kwargs, is_path_by_path(model, cache))
+    check_tree_attention(model, input_ids.device, use_kernel)
 
     emitter = Emitter.from_config(input_ids, logits_processor, stopping_criteria, generation_config, streamer)
     recorder = Recorder(options, generation_config, input_ids.device)
@@ -145,7 +148,7 @@ def _tree_decoding(
     model_kwargs = model._update_model_kwargs_for_generation(outputs, model_kwargs)
     cache = model_kwargs["cache"]
 
-    with tree_verifier(model, cache, drafter.tapped_states) as verifier, model._optimize_model_for_decode():
+    with tree_verifier(model, cache, use_kernel, drafter.tapped_states) as verifier, model._optimize_model_for_decode():
         while not emitter.finished:
             room = generation_config.max_length - emitter.input_ids.shape[1] - 1
             max_depth = deepest_node(model, room, model_kwargs["position_ids"])

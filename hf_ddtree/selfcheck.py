@@ -29,27 +29,32 @@ _passed: WeakKeyDictionary = WeakKeyDictionary()  # model -> the settings under 
 
 
 @torch.no_grad()
-def check_tree_attention(model: PreTrainedModel, device: torch.device) -> None:
+def check_tree_attention(model: PreTrainedModel, device: torch.device, use_kernel: bool) -> None:
     """Raise a ValueError unless a tree forward gives every node the logits of its own chain, also after a commit.
 
     Compares, on random tokens: each node of a small tree with plain decoding, token by token, along the node's path; then,
     after a scattered path was committed, the same again on the compacted cache. The prefix exceeds the model's sliding window
-    where the window is at most 256. Runs once per model, dtype, attention implementation and mode.
+    where the window is at most 256. Runs once per model, dtype, attention implementation, kernel and mode.
 
     Args:
         model: the target.
         device: where its inputs are; the model itself may be offloaded.
+        use_kernel: whether the Triton kernel attends.
     """
-    settings = (model.config.get_text_config(decoder=True)._attn_implementation, model.dtype, model.training)
+    implementation = model.config.get_text_config(decoder=True)._attn_implementation
+    settings = (implementation, model.dtype, model.training, use_kernel)
     if settings in _passed.setdefault(model, set()):
         return
+    way_out = 'pass tree_attention="sdpa"' if use_kernel else "call generate without tree_budget"
     try:
         with torch.random.fork_rng():  # dropout would draw from the global generators
-            error, rounding = _tree_error(model, device)
+            error, rounding = _tree_error(model, device, use_kernel)
     except torch.OutOfMemoryError:
         raise
     except (TypeError, KeyError, IndexError, AttributeError, RuntimeError) as failure:
-        raise ValueError(f"model: {type(model).__name__} cannot run a forward over a tree ({failure}).") from failure
+        raise ValueError(
+            f"model: {type(model).__name__} cannot run a forward over a tree ({failure}); {way_out}."
+        ) from failure
     if not rounding <= LARGEST_ROUNDING.get(model.dtype, LARGEST_LOW_PRECISION_ROUNDING):
         raise ValueError(
             f"model: {type(model).__name__} gives other logits token by token than at once ({rounding:.2g} relative), so "
@@ -58,14 +63,14 @@ def check_tree_attention(model: PreTrainedModel, device: torch.device) -> None:
     tolerance = max(FLOOR.get(model.dtype, LOW_PRECISION_FLOOR), 10 * rounding)
     if not error <= tolerance:
         raise ValueError(
-            f"model: {type(model).__name__} with attn_implementation={settings[0]!r} does not support tree decoding: "
+            f"model: {type(model).__name__} with attn_implementation={implementation!r} does not support tree decoding: "
             f"over a tree of {len(PARENTS)} nodes its logits differ from those of forwards along each path by "
-            f"{error:.2g} (relative; rounding explains {tolerance:.2g}). Call generate without tree_budget."
+            f"{error:.2g} (relative; rounding explains {tolerance:.2g}); {way_out}."
         )
     _passed[model].add(settings)
 
 
-def _tree_error(model: PreTrainedModel, device: torch.device) -> tuple[float, float]:
+def _tree_error(model: PreTrainedModel, device: torch.device, use_kernel: bool) -> tuple[float, float]:
     """The relative difference of tree and path logits, and that of two plain ways to run the same path."""
     config = model.config.get_text_config(decoder=True)
     n_nodes, cache = len(PARENTS), DynamicCache(config=config)
@@ -77,7 +82,7 @@ def _tree_error(model: PreTrainedModel, device: torch.device) -> tuple[float, fl
     _forward(model, prefix, cache)
     chain, text = copy.deepcopy(cache), prefix  # the same tokens, added one by one
     errors, roundings = [], []
-    with tree_verifier(model, cache) as verifier:
+    with tree_verifier(model, cache, use_kernel) as verifier:
         for node_ids in trees:
             logits = _tree_logits(verifier, DraftTree.from_lists(node_ids.tolist(), PARENTS), cache, device)
             expected, chain = _one_by_one(model, node_ids, chain)

@@ -8,9 +8,11 @@ import torch
 from transformers import Cache
 from transformers.utils import ModelOutput
 
-from .attention import tree_attention_mask
+from .attention import TreeForward, attention_functions
 from .cache import Committed, commit_path, is_recurrent, uncommitted_rows
-from .gated_delta import TreeStates, gated_delta_modules, tree_functions
+from .dispatch import TreeFunction, tree_functions
+from .gated_delta import TreeStates, gated_delta_functions
+from .masks import tree_attention_mask, window_masks
 from .tree import DraftTree
 
 MAX_PATHS = 16  # root-to-leaf paths in one forward; each has a copy of the cache
@@ -56,8 +58,13 @@ def prefill(model, input_ids, generation_config, model_kwargs, tapped_states: tu
     return outputs, (states, positions)
 
 
+def is_path_by_path(model, cache: Cache) -> bool:
+    """Whether layers carry a state for which there is no tree form."""
+    return any(map(is_recurrent, cache.layers)) and not gated_delta_functions(model)
+
+
 @contextmanager
-def tree_verifier(model, cache: Cache, tapped_states: tuple[int, ...] = ()):
+def tree_verifier(model, cache: Cache, use_kernel: bool, tapped_states: tuple[int, ...] = ()):
     """How trees are verified on this model and cache, for the length of a generation.
 
     Yields a `TreeVerifier`, or a `PathVerifier` where layers carry a state for which there is no tree form.
@@ -65,29 +72,30 @@ def tree_verifier(model, cache: Cache, tapped_states: tuple[int, ...] = ()):
     Args:
         model: the target.
         cache: its cache after the prefill.
+        use_kernel: attend by the Triton kernel.
         tapped_states: indices into `outputs.hidden_states` that the drafter reads.
     """
-    modules = gated_delta_modules(model)
-    if any(map(is_recurrent, cache.layers)) and not modules:
+    if is_path_by_path(model, cache):
         yield PathVerifier(model, cache, tapped_states)
         return
     with uncommitted_rows(cache) as committed:
-        yield TreeVerifier(model, cache, tapped_states, modules, committed)
+        yield TreeVerifier(model, cache, use_kernel, tapped_states, committed)
 
 
 class TreeVerifier:
     """Verifies a tree in one target forward, and commits a path by keeping its rows of the cache.
 
     Args:
-        modules: the modelling files of Gated DeltaNet layers, if there are any.
+        use_kernel: attend by the Triton kernel, which needs no mask.
         committed: says how many tokens of the cache are final.
     """
 
-    def __init__(self, model, cache: Cache, tapped_states: tuple[int, ...], modules: set[str], committed: Committed):
+    def __init__(self, model, cache: Cache, use_kernel: bool, tapped_states: tuple[int, ...], committed: Committed):
         self.model, self.cache, self.tapped_states = model, cache, tapped_states
-        self.modules, self.committed = modules, committed
-        self.tree: DraftTree | None = None
-        self.states: TreeStates | None = None
+        self.use_kernel, self.committed = use_kernel, committed
+        self.recurrent = gated_delta_functions(model)
+        self.functions: list[TreeFunction] = attention_functions(model, use_kernel) + self.recurrent
+        self.forward: TreeForward | None = None
 
     def verify_tree(self, tree: DraftTree, model_kwargs: dict) -> ModelOutput:
         """One target forward over all nodes: logits `[1, N, V]`, where row i continues the prefix that ends in node i.
@@ -99,35 +107,43 @@ class TreeVerifier:
             model_kwargs: `generate`'s keyword arguments, whose `position_ids` and `attention_mask` end with the root and
                 whose `cache` ends before it.
         """
-        model, device = self.model, model_kwargs["position_ids"].device
-        depths = tree.depths.to(device)
-        mask = tree_attention_mask(
-            model.config.get_text_config(decoder=True),
+        padding_mask, root = model_kwargs["attention_mask"], model_kwargs["position_ids"][..., -1:]
+        depths = tree.depths.to(root.device)
+        inputs = {
+            **model_kwargs,
+            "position_ids": root + depths,
+            "attention_mask": self._mask(tree, depths, padding_mask),
+        }
+        inputs = _inputs(self.model, tree.token_ids[None].to(root.device), inputs, len(tree), self.tapped_states)
+        padding = 0 if padding_mask is None or not self.use_kernel else int(padding_mask[0].argmax())
+        states = TreeStates(tree) if self.recurrent else None
+        self.forward = TreeForward(tree, self.committed.length, padding, self.use_kernel, states)
+        if self.functions:
+            inputs["ddtree"] = self.forward
+        with tree_functions(self.functions):
+            return self.model(**inputs, return_dict=True)
+
+    def _mask(self, tree: DraftTree, depths: torch.Tensor, padding_mask: torch.Tensor | None):
+        config = self.model.config.get_text_config(decoder=True)
+        if self.use_kernel:
+            return window_masks(config, depths.device)
+        return tree_attention_mask(
+            config,
             self.cache,
             depths,
             depths,
             tree.ancestor_mask,
-            padding_mask=model_kwargs["attention_mask"],
-            dtype=model.dtype,
-            device=device,
+            padding_mask=padding_mask,
+            dtype=self.model.dtype,
+            device=depths.device,
         )
-        inputs = {
-            **model_kwargs,
-            "position_ids": model_kwargs["position_ids"][..., -1:] + depths,
-            "attention_mask": mask,
-        }
-        inputs = _inputs(model, tree.token_ids[None].to(device), inputs, len(tree), self.tapped_states)
-        self.tree, self.states = tree, TreeStates(tree) if self.modules else None
-        if self.states is not None:
-            inputs["ddtree"] = self.states
-        with tree_functions(self.modules):
-            return model(**inputs, return_dict=True)
 
     def commit_path(self, path: list[int]) -> None:
         """Keep the rows of `path`, node indices from the root down, and forget the other nodes of the tree."""
-        commit_path(self.cache, path, len(self.tree))
-        if self.states is not None:
-            self.states.commit([layer.recurrent_states[0] for layer in self.cache.layers if is_recurrent(layer)], path)
+        commit_path(self.cache, path, len(self.forward.tree))
+        if self.recurrent:
+            recurrent_states = [layer.recurrent_states[0] for layer in self.cache.layers if is_recurrent(layer)]
+            self.forward.states.commit(recurrent_states, path)
         self.committed.length += len(path)
 
 

@@ -16,6 +16,7 @@ import triton.language as tl
 BLOCK_N = 64  # keys at a time: one word of ancestor bits
 MAX_SPLITS = 64
 MIN_SPLIT = 256  # keys per program, at least
+SHARED_MEMORY = 96 * 1024  # bytes per program, a little less than sm_86 and sm_89 have
 
 
 @triton.jit
@@ -177,29 +178,53 @@ def tree_attention(
     n_kv_heads, n_keys, value_dim = key.shape[1], key.shape[2], value.shape[-1]
     group = n_heads // n_kv_heads
     n_rows = group * n_nodes
-    block_m = min(64, max(16, triton.next_power_of_2(n_rows)))
+    options = launch_options(n_rows, head_dim, value_dim, query.element_size())
     n_splits = max(1, min(MAX_SPLITS, triton.cdiv(n_keys - n_nodes, MIN_SPLIT)))
     # whole blocks, so that no program reads a key of its neighbour
     split_size = BLOCK_N * max(1, triton.cdiv(n_keys - n_nodes, BLOCK_N * n_splits))
     acc = query.new_empty(n_batch * n_kv_heads, n_splits + 1, n_rows, value_dim, dtype=torch.float32)
     stats = query.new_empty(n_batch * n_kv_heads, n_splits + 1, n_rows, 2, dtype=torch.float32)
-    block_d, block_dv = (max(16, triton.next_power_of_2(dim)) for dim in (head_dim, value_dim))
-    wide = max(block_d, block_dv) > 128 and query.dtype != torch.float32
-    _tree_attention[(triton.cdiv(n_rows, block_m), n_splits + 1, n_batch * n_kv_heads)](
-        query, key, value, ancestors, depths, prefix_lengths, first_valid, acc, stats,
-        *query.stride(), *key.stride(), *value.stride(),
-        scale, softcap or 0.0, window or 0,
-        n_nodes, ancestors.shape[-1], n_rows, n_kv_heads, n_splits, split_size,
-        GROUP=group, D=head_dim, DV=value_dim, BLOCK_D=block_d, BLOCK_DV=block_dv, BLOCK_M=block_m, BLOCK_N=BLOCK_N,
-        HAS_FIRST=first_valid is not None, HAS_WINDOW=window is not None, HAS_SOFTCAP=softcap is not None,
-        # the interpreter multiplies the bits of bf16 numbers as if they were integers
-        UPCAST=triton.knobs.runtime.interpret and query.dtype == torch.bfloat16,
-        num_warps=8 if wide else 4,
-    )  # fmt: skip
     output = query.new_empty(n_batch, n_heads, n_nodes, value_dim)
-    _merge[(n_rows, n_batch * n_kv_heads)](
-        acc, stats, sinks, output, *output.stride(), n_nodes, n_rows, n_kv_heads, n_splits + 1,
-        GROUP=group, DV=value_dim, BLOCK_DV=block_dv, BLOCK_PARTS=triton.next_power_of_2(n_splits + 1),
-        HAS_SINKS=sinks is not None,
-    )  # fmt: skip
+    with torch.cuda.device_of(query):  # where Triton launches
+        _tree_attention[(triton.cdiv(n_rows, options["BLOCK_M"]), n_splits + 1, n_batch * n_kv_heads)](
+            query, key, value, ancestors, depths, prefix_lengths, first_valid, acc, stats,
+            *query.stride(), *key.stride(), *value.stride(),
+            scale, softcap or 0.0, window or 0,
+            n_nodes, ancestors.shape[-1], n_rows, n_kv_heads, n_splits, split_size,
+            GROUP=group, D=head_dim, DV=value_dim, BLOCK_N=BLOCK_N,
+            HAS_FIRST=first_valid is not None, HAS_WINDOW=window is not None, HAS_SOFTCAP=softcap is not None,
+            # the interpreter multiplies the bits of bf16 numbers as if they were integers
+            UPCAST=triton.knobs.runtime.interpret and query.dtype == torch.bfloat16,
+            **options,
+        )  # fmt: skip
+        _merge[(n_rows, n_batch * n_kv_heads)](
+            acc, stats, sinks, output, *output.stride(), n_nodes, n_rows, n_kv_heads, n_splits + 1,
+            GROUP=group, DV=value_dim, BLOCK_DV=options["BLOCK_DV"], BLOCK_PARTS=triton.next_power_of_2(n_splits + 1),
+            HAS_SINKS=sinks is not None,
+        )  # fmt: skip
     return output
+
+
+def launch_options(n_rows: int, head_dim: int, value_dim: int, element_size: int) -> dict[str, int]:
+    """Block sizes, warps and pipeline stages of `_tree_attention`.
+
+    As many rows at a time as the registers take, and as many stages as fit into the shared memory of a small card.
+
+    Args:
+        n_rows: rows per KV head.
+        element_size: bytes per number.
+    """
+    block_d, block_dv = (max(16, triton.next_power_of_2(dim)) for dim in (head_dim, value_dim))
+    wide = element_size > 2 or max(block_d, block_dv) > 128
+    most_rows = 16 if element_size > 2 else 32 if wide else 64  # fp32 is multiplied without tensor cores
+    block_m = min(most_rows, max(16, triton.next_power_of_2(n_rows)))
+    keys_and_values = BLOCK_N * (block_d + block_dv) * element_size
+    queries_and_weights = block_m * (block_d + BLOCK_N) * element_size
+    num_stages = max(1, min(2 if element_size > 2 else 3, (SHARED_MEMORY - queries_and_weights) // keys_and_values))
+    return {
+        "BLOCK_M": block_m,
+        "BLOCK_D": block_d,
+        "BLOCK_DV": block_dv,
+        "num_warps": 8 if wide else 4,
+        "num_stages": num_stages,
+    }

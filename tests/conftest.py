@@ -1,5 +1,9 @@
 """What several test files share."""
 
+import os
+
+os.environ["TRITON_INTERPRET"] = "1"  # kernels run on the CPU; Triton reads it when it is first imported, by torch
+
 import pytest
 import torch
 

@@ -4,15 +4,15 @@ import pytest
 import torch
 
 import hf_ddtree
-import hf_ddtree.attention
 import hf_ddtree.generate
+import hf_ddtree.masks
 import hf_ddtree.selfcheck
 import hf_ddtree.verify
 from hf_ddtree import DraftTree
 from hf_ddtree.testing import VOCAB_SIZE, ScriptedDrafter, tiny_model
 
 commit_path = hf_ddtree.cache.commit_path
-tree_attention_mask = hf_ddtree.attention.tree_attention_mask
+tree_attention_mask = hf_ddtree.masks.tree_attention_mask
 
 
 def causal_instead_of_ancestors(monkeypatch, model):
@@ -48,7 +48,7 @@ def window_by_index(monkeypatch, model):
 
 
 def no_window(monkeypatch, model):
-    monkeypatch.setattr(hf_ddtree.attention, "_window", lambda layer_type, window: None)
+    monkeypatch.setattr(hf_ddtree.masks, "_window", lambda layer_type, window: None)
 
 
 def bool_mask(monkeypatch, model):
@@ -123,7 +123,7 @@ def outputs_differ(model) -> bool:
 @pytest.mark.parametrize("fault, family", FAULTS, ids=IDS)
 def test_comparison_with_plain_decoding_catches(fault, family, monkeypatch):
     model = hf_ddtree.enable(tiny_model(family))
-    monkeypatch.setattr(hf_ddtree.generate, "check_tree_attention", lambda model, device: None)
+    monkeypatch.setattr(hf_ddtree.generate, "check_tree_attention", lambda *args: None)
     assert not outputs_differ(model)
     fault(monkeypatch, model)
     assert outputs_differ(model)

@@ -65,7 +65,7 @@ def test_every_node_equals_its_own_chain_over_six_rounds(family, cache_kind, pad
     positions = (mask.cumsum(-1) - 1).clamp(min=0)
     model(input_ids=padded, attention_mask=mask if padding else None, position_ids=positions, cache=cache)
 
-    with tree_verifier(model, cache) as verifier:
+    with tree_verifier(model, cache, use_kernel=False) as verifier:
         for _ in range(6):
             tree = random_tree(rng, root=rng.randrange(VOCAB_SIZE))
             logits = verifier.verify_tree(tree, tree_inputs(cache, padding)).logits[0]
@@ -109,7 +109,7 @@ def assert_states_equal(states: dict, expected: dict):
 @pytest.mark.parametrize("family", [*FAMILIES, *RECURRENT])
 @torch.no_grad()
 def test_the_self_check_passes_every_family(family, dtype):
-    check_tree_attention(tiny_model(family).to(dtype), torch.device("cpu"))
+    check_tree_attention(tiny_model(family).to(dtype), torch.device("cpu"), use_kernel=False)
 
 
 @pytest.mark.parametrize("family", INCONSISTENT_FAMILIES)
@@ -120,7 +120,7 @@ def test_the_self_check_refuses_models_that_do_not_continue_a_cached_text_as_the
         hf_ddtree.enable(model)
     if family != "nemotron_h":  # is off by less than the check can blame on it
         with pytest.raises(ValueError, match="token by token|does not support tree decoding"):
-            check_tree_attention(model, torch.device("cpu"))
+            check_tree_attention(model, torch.device("cpu"), use_kernel=False)
 
 
 @torch.no_grad()
@@ -131,7 +131,7 @@ def test_the_self_check_allows_logits_that_are_masked_or_constant():
         model.lm_head.weight.mul_(weight)
         model.lm_head.bias = torch.nn.Parameter(torch.zeros(VOCAB_SIZE))
         model.lm_head.bias[100:] = bias
-        check_tree_attention(model, torch.device("cpu"))
+        check_tree_attention(model, torch.device("cpu"), use_kernel=False)
 
 
 @pytest.mark.parametrize("chunk_size", [None, 1, 5, 100])

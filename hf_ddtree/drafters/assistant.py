@@ -3,7 +3,7 @@
 import torch
 from transformers import DynamicCache, PreTrainedModel
 
-from ..attention import tree_attention_mask
+from ..masks import tree_attention_mask
 from ..cache import commit_path
 from ..tree import DraftTree, OpenNodes, Proposal
 from .base import DraftSampling, TreeCandidateGenerator

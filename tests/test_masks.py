@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from transformers import AutoConfig, DynamicCache
 
 from hf_ddtree import DraftTree
-from hf_ddtree.attention import tree_attention_mask
+from hf_ddtree.masks import tree_attention_mask
 from hf_ddtree.cache import uncommitted_rows
 
 HIDDEN = torch.finfo(torch.float32).min
