@@ -9,9 +9,10 @@ import sys
 from pathlib import Path
 
 import pytest
+from transformers.utils.import_utils import KERNELS_MIN_VERSION
 
 from hf_ddtree import embedded
-from hf_ddtree.testing import FAMILIES
+from hf_ddtree.testing import FAMILIES, tiny_model
 
 ROOT = Path(__file__).parent.parent
 
@@ -47,6 +48,7 @@ def installed(tmp_path_factory):
 
 def test_every_module_is_installed(installed):
     expected = {path.relative_to(ROOT) for path in (ROOT / "hf_ddtree").rglob("*.py")}
+    expected |= {Path("hf_ddtree/kernels", path.name) for path in (ROOT / "kernels").glob("*.py")}
     assert {path.relative_to(installed) for path in (installed / "hf_ddtree").rglob("*.py")} == expected
     assert sorted(path.name for path in installed.iterdir() if path.suffix != ".dist-info") == ["hf_ddtree"]
 
@@ -70,9 +72,55 @@ def test_import_touches_no_network_and_no_optional_package(installed, tmp_path):
     assert not set(optional) & set(modules.split())
 
 
-def test_kernels_is_no_package():
-    assert (ROOT / "kernels").is_dir()
-    assert not (ROOT / "kernels" / "__init__.py").exists()
+LOAD_A_MODEL = """
+import importlib.util
+from transformers import AutoModelForCausalLM
+from transformers.utils import is_kernels_available
+import hf_ddtree.kernels.reference
+
+hf_ddtree.enable(AutoModelForCausalLM.from_pretrained(model))
+spec = importlib.util.find_spec("kernels")
+print(is_kernels_available(), spec and spec.origin)
+"""
+
+
+STAND_IN = """
+class Anything:
+    def __init__(self, *args, **kwargs):
+        pass
+
+    def __call__(self, decorated):
+        return decorated
+
+def __getattr__(name):
+    if name.startswith("__"):
+        raise AttributeError(name)
+    return Anything
+"""
+
+
+@pytest.mark.parametrize("hub_kernels", [False, True], ids=["without", "with"])
+def test_the_kernels_folder_does_not_hide_the_hub_package(hub_kernels, tmp_path):
+    """In the root of the repository, where a folder has the name of the package that transformers looks for."""
+    tiny_model("llama").save_pretrained(tmp_path / "model")
+    origin = "None"
+    if hub_kernels:  # a stand-in, as pip would lay it out
+        package = tmp_path / "site" / "kernels"
+        package.mkdir(parents=True)
+        (package / "__init__.py").write_text(STAND_IN)
+        metadata = tmp_path / "site" / f"kernels-{KERNELS_MIN_VERSION}.dist-info" / "METADATA"
+        metadata.parent.mkdir()
+        metadata.write_text(f"Metadata-Version: 2.1\nName: kernels\nVersion: {KERNELS_MIN_VERSION}\n")
+        origin = str(package / "__init__.py")
+    result = subprocess.run(
+        [sys.executable, "-c", f"model = {str(tmp_path / 'model')!r}\n{LOAD_A_MODEL}"],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(tmp_path / "site")},
+        capture_output=True,
+        text=True,
+    )
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.split() == [str(hub_kernels), origin]
 
 
 def test_the_commands_of_the_readme_exist():
