@@ -4,6 +4,7 @@ import copy
 import json
 import os
 import random
+import runpy
 import subprocess
 import sys
 from pathlib import Path
@@ -172,6 +173,18 @@ def test_where_the_kernel_cannot_run_it_says_why(situation, message, monkeypatch
         model.generate(**inputs, max_new_tokens=3, tree_budget=4, tree_attention="triton")
     expected = hf_ddtree.disable(copy.deepcopy(model)).generate(**inputs, max_new_tokens=3, do_sample=False)
     assert torch.equal(model.generate(**inputs, max_new_tokens=3, tree_budget=4, do_sample=False), expected)
+
+
+def test_the_speed_script_runs(capsys):
+    """Sizes that the interpreter can do; the figures mean nothing."""
+    script = runpy.run_path(str(ROOT / "examples" / "attention_speed.py"))
+    sizes = ["--nodes", "5", "--lengths", "40", "--dtypes", "float32", "--shapes", "tiny", "--model", "tiny"]
+    script["main"](["--device", "cpu", "--kernel", "--repeats", "1", *sizes])
+    results = json.loads(capsys.readouterr().out.splitlines()[-1])
+    (attention,), (verify,) = results["attention"], results["verify"]
+    assert attention["error"] <= TOLERANCE[torch.float32]
+    assert set(attention["ms"]) == {"sdpa", "grouped", "triton"}
+    assert set(verify["triton"]["relative"]) == {"1", "5"}
 
 
 def test_compiles_for_gpus_that_are_not_here(capsys, tmp_path):
