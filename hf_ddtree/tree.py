@@ -2,7 +2,8 @@
 
 import heapq
 import math
-from dataclasses import dataclass, field
+from collections import Counter
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import numpy as np
@@ -48,20 +49,31 @@ class DraftTree:
         parents: `[N]` int64, the index of each node's parent, -1 for the root.
         depths: `[N]` int64, the number of edges to the root.
         proposals: what the children of a node were drawn from, for the nodes that have drawn children.
+        log_reach: `[N]` float32, the estimated log-probability that the walk reaches a node, 0 for the root and at most
+            the parent's. None if there is no estimate, or if it depends on tokens that were drawn: then nothing may be
+            decided by it.
     """
 
     token_ids: torch.Tensor
     parents: torch.Tensor
     depths: torch.Tensor
     proposals: dict[int, Proposal] = field(default_factory=dict)
+    log_reach: torch.Tensor | None = None
 
     @classmethod
-    def from_lists(cls, token_ids: list[int], parents: list[int], proposals: dict | None = None) -> "DraftTree":
+    def from_lists(
+        cls,
+        token_ids: list[int],
+        parents: list[int],
+        proposals: dict[int, Proposal] | None = None,
+        log_reach: list[float] | None = None,
+    ) -> "DraftTree":
         """Build a tree from token ids and parents in topological order, root first."""
         depths = [0] * len(parents)
         for node in range(1, len(parents)):
             depths[node] = depths[parents[node]] + 1
-        return cls(_tensor(token_ids), _tensor(parents), _tensor(depths), proposals or {})
+        estimates = None if log_reach is None else torch.tensor(log_reach)
+        return cls(_tensor(token_ids), _tensor(parents), _tensor(depths), proposals or {}, estimates)
 
     def __len__(self) -> int:
         """The number of nodes, root included."""
@@ -72,6 +84,31 @@ class DraftTree:
         found = (self.parents.numpy() == node) & (self.token_ids.numpy() == token_id)
         first = int(found.argmax())
         return first if found[first] else None
+
+    def subtree(self, nodes: list[int]) -> "DraftTree":
+        """The tree of some nodes, ascending, the parent of each and of their earlier drawn siblings among them.
+
+        Which nodes may depend on `log_reach`, but not on a drawn token. Then the output keeps its distribution: what the
+        remaining children were drawn from is unchanged, and there are fewer of them.
+        """
+        index = {node: i for i, node in enumerate(nodes)}
+        parents = [-1, *(index[parent] for parent in self.parents[nodes[1:]].tolist())]
+        n_kept = Counter(parent for node, parent in zip(nodes, self.parents[nodes].tolist()) if node in self._drawn)
+        proposals = {
+            index[node]: replace(proposal, tokens=proposal.tokens[: n_kept[node]])
+            for node, proposal in self.proposals.items()
+            if n_kept[node]
+        }
+        return DraftTree(self.token_ids[nodes], _tensor(parents), self.depths[nodes], proposals, self.log_reach[nodes])
+
+    @cached_property
+    def _drawn(self) -> set[int]:
+        """The nodes whose token was drawn."""
+        return {
+            node
+            for node, (parent, token) in enumerate(zip(self.parents.tolist(), self.token_ids.tolist()))
+            if parent in self.proposals and token not in self.proposals[parent].inside
+        }
 
     @cached_property
     def ancestor_mask(self) -> torch.Tensor:
@@ -152,9 +189,9 @@ def build_tree(
     possible = (top_logits > -math.inf if q is None else q.gather(-1, top_ids) > 0).sum(dim=-1).tolist()
     top_log_probs = [row[:n] for row, n in zip(top_log_probs, possible)]
     if policy.drawn:
-        levels, ranks, parents = tree_shape(top_log_probs, tree_budget, policy, acceptance)
+        levels, ranks, parents, log_reach = tree_shape(top_log_probs, tree_budget, policy, acceptance)
     else:
-        levels, ranks, parents = most_probable_prefixes(top_log_probs, tree_budget)
+        levels, ranks, parents, log_reach = most_probable_prefixes(top_log_probs, tree_budget)
     # a drawn node has rank -1 until its token is drawn
     token_ids = torch.cat([_tensor([root_token_id]), top_ids.cpu()[_tensor(levels), _tensor(ranks)]])
     depths = _tensor([-1, *levels]) + 1
@@ -167,7 +204,7 @@ def build_tree(
             for (parent, (_, nodes)), (inside, _), tokens in zip(parents_drawn.items(), requests, drawn):
                 token_ids[nodes] = torch.tensor(tokens)
                 proposals[parent] = Proposal(tokens, q[level], inside, level + 1, policy.replacement)
-    return DraftTree(token_ids, _tensor([-1, *parents]), depths, proposals)
+    return DraftTree(token_ids, _tensor([-1, *parents]), depths, proposals, torch.tensor([0.0, *log_reach]))
 
 
 def _tensor(values: list[int]) -> torch.Tensor:
@@ -189,13 +226,15 @@ def drawn_by_level(levels: list[int], ranks: list[int], parents: list[int]) -> d
     return result
 
 
-def most_probable_prefixes(log_probs: list[list[float]], tree_budget: int) -> tuple[list[int], list[int], list[int]]:
+def most_probable_prefixes(log_probs: list[list[float]], tree_budget: int) -> tuple[list, list, list, list]:
     """The shape of a tree of deterministic nodes, by Algorithm 1: a node's value does not depend on its siblings.
 
     A search pops the most probable prefix not yet taken and pushes its next sibling and its first child, neither of
     which is more probable; hence nodes come out in order of probability and a parent before its children.
+
+    Args and result as of `tree_shape`.
     """
-    levels, ranks, parents = [], [], []
+    levels, ranks, parents, log_reach = [], [], [], []
     order = 0  # breaks ties in favour of the prefix pushed first
     heap = [(-log_probs[0][0], order, 0, 0, 0, 0.0)]
     while heap and len(parents) < tree_budget:
@@ -203,6 +242,7 @@ def most_probable_prefixes(log_probs: list[list[float]], tree_budget: int) -> tu
         levels.append(level)
         ranks.append(rank)
         parents.append(parent)
+        log_reach.append(-neg_log_prob)
         row = log_probs[level]
         if rank + 1 < len(row):
             order += 1
@@ -214,12 +254,12 @@ def most_probable_prefixes(log_probs: list[list[float]], tree_budget: int) -> tu
             order += 1
             first_child = neg_log_prob - log_probs[level + 1][0]
             heapq.heappush(heap, (first_child, order, level + 1, 0, len(parents), -neg_log_prob))
-    return levels, ranks, parents
+    return levels, ranks, parents, log_reach
 
 
 def tree_shape(
     log_probs: list[list[float]], tree_budget: int, policy: Policy, acceptance: list[float]
-) -> tuple[list[int], list[int], list[int]]:
+) -> tuple[list, list, list, list]:
     """The shape of a tree with drawn children over marginals: best-first by the estimated probability that the walk reaches a node.
 
     Args:
@@ -228,10 +268,10 @@ def tree_shape(
         policy, acceptance: as in `build_tree`.
 
     Returns:
-        Per node, without the root: its level (depth - 1), its rank in the level's marginal or -1 for a drawn node, and
-        its parent (0 is the root).
+        Per node, without the root: its level (depth - 1), its rank in the level's marginal or -1 for a drawn node, its
+        parent (0 is the root), and the logarithm of the estimate.
     """
-    levels, ranks, parents = [], [], []
+    levels, ranks, parents, log_reaches = [], [], [], []
     open_nodes = OpenNodes(policy)
     open_nodes.add(0, 0.0, log_probs[0], acceptance[0])
     while len(parents) < tree_budget and (best := open_nodes.take()):
@@ -240,9 +280,10 @@ def tree_shape(
         levels.append(level)
         ranks.append(rank)
         parents.append(parent)
+        log_reaches.append(log_reach)
         if level + 1 < len(log_probs):
             open_nodes.add(len(parents), log_reach, log_probs[level + 1], acceptance[level + 1])
-    return levels, ranks, parents
+    return levels, ranks, parents, log_reaches
 
 
 class OpenNodes:

@@ -10,6 +10,8 @@ from hypothesis import strategies as st
 
 import hf_ddtree
 from examples.sampling import check_distribution
+from hf_ddtree.budget import CostAwareBudget
+from hf_ddtree.cost import VerifyCost
 from hf_ddtree.drafters.assistant import _DrawnGrowth
 from hf_ddtree.randomness import Randomness
 from hf_ddtree.testing import tiny_dflash_drafter, tiny_model, truncated_copy
@@ -159,6 +161,24 @@ def test_trees_over_marginals_are_exact(policy, p_kind, q_kind):
         drew |= bool(make_tree((), length, Scripted([])).proposals)
     if policy != "target" and q_kind != "one-hot":
         assert drew, "the cases must have drawn children"
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_trees_cut_to_what_is_worth_its_cost_are_exact(policy):
+    sizes = set()
+    cost = VerifyCost([1, 2, 4], [1, 2], [[1.0, 1.1, 1.8], [1.0, 1.1, 1.8]])
+    for seed in range(2):
+        p, draft_logits = table(3, 3, "full", seed), marginals(3, 2, "full", seed)
+
+        def make_tree(*args, draft_logits=draft_logits):
+            grown = dflash_trees(draft_logits, 3, POLICIES[policy])(*args)
+            tree = CostAwareBudget(cost, 1).trim(grown, 0.1)
+            sizes.add((len(grown), len(tree)))
+            return tree
+
+        distribution = outcomes(lambda randomness: generate(p, 3, make_tree, randomness))  # noqa: B023
+        assert largest_difference(distribution, exact(p, 3)) < 1e-12
+    assert any(cut < grown for grown, cut in sizes) and any(cut > 1 for _, cut in sizes)
 
 
 class FixedSampling:

@@ -3,8 +3,8 @@
 import torch
 from transformers import DynamicCache, PreTrainedModel
 
-from ..masks import tree_attention_mask
 from ..cache import commit_path
+from ..masks import tree_attention_mask
 from ..tree import DraftTree, OpenNodes, Proposal
 from .base import DraftSampling, TreeCandidateGenerator
 
@@ -159,11 +159,12 @@ class _Growth:
 
     def finish(self) -> tuple[DraftTree, dict[int, int]]:
         """The tree of the kept nodes, and the cache row of each tree node that was evaluated."""
-        order = [0, *sorted(self.kept)]
+        order = [0, *self.kept]
         index = {node: i for i, node in enumerate(order)}
         parents = [-1, *(index[self.parents[node]] for node in order[1:])]
         proposals = {index[node]: proposal for node, proposal in self.proposals.items()}
-        tree = DraftTree.from_lists([self.token_ids[node] for node in order], parents, proposals)
+        log_reach = [self.log_probs[node] for node in order] if not proposals else None  # q depends on drawn parents
+        tree = DraftTree.from_lists([self.token_ids[node] for node in order], parents, proposals, log_reach)
         rows = {index[node]: row for row, node in enumerate(self.evaluated) if node in index}
         return tree, rows
 

@@ -1,5 +1,6 @@
 """What a drafter is to the decoding loop."""
 
+import time
 from functools import cached_property
 
 import torch
@@ -13,6 +14,7 @@ from transformers.generation import (
     TopPLogitsWarper,
 )
 
+from ..budget import Budget
 from ..randomness import Randomness
 from ..tree import POLICIES, DraftTree, Policy
 
@@ -68,21 +70,22 @@ class TreeCandidateGenerator(CandidateGenerator):
             self.sampling.observe(overlaps)
 
 
-def draft_tree(drafter: TreeCandidateGenerator, input_ids: torch.Tensor, tree_budget: int, max_depth: int) -> DraftTree:
-    """The drafter's tree, or the root alone where only one more token may follow.
+def draft_tree(drafter: TreeCandidateGenerator, input_ids: torch.Tensor, budget: Budget, max_depth: int) -> DraftTree:
+    """The drafter's tree, as far as the budget wants it verified; the root alone where only one more token may follow.
 
     Raises:
         ValueError: if a generator of the user's own returns something else, which could change the output.
     """
     root_token_id = int(input_ids[0, -1])
-    if max_depth < 1:
+    if max_depth < 1 or not budget.drafts():
         return DraftTree.from_lists([root_token_id], [-1])
-    tree = drafter.get_candidates(input_ids, tree_budget, max_depth)
+    start = time.perf_counter()
+    tree = drafter.get_candidates(input_ids, budget.limit, max_depth)
     if not isinstance(tree, DraftTree) or int(tree.token_ids[0]) != root_token_id:
         raise ValueError(
             f"assistant_model: get_candidates must return a DraftTree whose root is the last token, {root_token_id}."
         )
-    return tree
+    return budget.trim(tree, time.perf_counter() - start)
 
 
 class DraftSampling:

@@ -1,5 +1,7 @@
 """Drafting without a model: what followed the last tokens earlier in the text."""
 
+import math
+
 import numpy as np
 from transformers.generation import GenerationConfig
 
@@ -9,6 +11,7 @@ from .base import TreeCandidateGenerator
 # a longer common suffix says nothing more about the next token, and looping text would make the search long
 LONGEST_MATCH = 16
 DEFAULT_DEPTH = 10
+CONTINUES = 0.8  # how probable it is that a text that repeats itself goes on to do so; only the order of nodes matters
 
 
 class PromptLookupTreeGenerator(TreeCandidateGenerator):
@@ -46,17 +49,29 @@ def longest_suffix_matches(tokens: np.ndarray, longest: int) -> np.ndarray:
 
 
 def merge_into_trie(root_token_id: int, continuations, tree_budget: int) -> DraftTree:
-    """Merge sequences into a tree, in order, until it has `tree_budget` drafted nodes."""
-    token_ids, parents = [root_token_id], [-1]
+    """Merge sequences into a tree, in order, until it has `tree_budget` drafted nodes.
+
+    A node is estimated to be reached with probability (its share of the sequences) CONTINUES^depth.
+    """
+    token_ids, parents, depths, visits = [root_token_id], [-1], [0], [0]
     node_of = {}
     for continuation in continuations:
+        if len(token_ids) > tree_budget:
+            break
         node = 0
+        visits[0] += 1
         for token in continuation:
             if (node, token) not in node_of:
                 if len(token_ids) > tree_budget:
-                    return DraftTree.from_lists(token_ids, parents)
+                    break
                 node_of[node, token] = len(token_ids)
                 token_ids.append(token)
                 parents.append(node)
+                depths.append(depths[node] + 1)
+                visits.append(0)
             node = node_of[node, token]
-    return DraftTree.from_lists(token_ids, parents)
+            visits[node] += 1
+    log_reach = [
+        math.log(n / visits[0]) + depth * math.log(CONTINUES) if depth else 0.0 for n, depth in zip(visits, depths)
+    ]
+    return DraftTree.from_lists(token_ids, parents, log_reach=log_reach)

@@ -1,0 +1,165 @@
+"""How many nodes a round gets: the number asked for, or what is worth its time on this machine."""
+
+import time
+from collections import defaultdict
+
+import numpy as np
+import torch
+from transformers import PreTrainedModel
+
+from .cost import VerifyCost, verify_cost
+from .tree import DraftTree
+
+MOST_NODES = 1024
+FIRST_LIMIT = 32
+MOST_SKIPPED = 64  # rounds between two attempts at drafting where it does not pay
+TOLERATED_LOSS = 0.01  # of speed, before drafting pauses: looking for something to draft is nearly free
+DECAY = 0.85  # of averages over rounds: about the last seven count
+# marginals are over-confident; believed as if they had been right so often over four expected acceptances
+PRIOR_CONFIDENCE, PRIOR_WEIGHT = 0.8, 4.0
+
+
+def make_budget(tree_budget: int | str, model: PreTrainedModel, input_ids: torch.Tensor, use_kernel: bool) -> "Budget":
+    """The budget of one request.
+
+    Args:
+        tree_budget: a number, or "auto".
+        model: the target.
+        input_ids: `[1, S]`, the prompt.
+        use_kernel: whether the Triton kernel attends.
+
+    Raises:
+        ValueError: for "auto" where several processes would have to agree on times.
+    """
+    if tree_budget != "auto":
+        return Budget(tree_budget)
+    if (model.tp_size or 1) > 1:
+        raise ValueError('tree_budget="auto" measures times, which differ between tensor-parallel ranks; pass a number.')
+    return CostAwareBudget(verify_cost(model, input_ids.device, use_kernel), input_ids.shape[1])
+
+
+class Budget:
+    """How many nodes the rounds of one request get: the same number in every round.
+
+    Args:
+        limit: drafted nodes, root excluded.
+    """
+
+    def __init__(self, limit: int):
+        self.limit = limit
+
+    def drafts(self) -> bool:
+        """Whether to draft in the next round."""
+        return True
+
+    def trim(self, tree: DraftTree, seconds: float) -> DraftTree:
+        """What of a drafted tree to verify; drafting took `seconds`."""
+        return tree
+
+    def observe(self, tree: DraftTree, path: list[int]) -> None:
+        """Take in a finished round: what was verified, and the accepted path."""
+
+
+class CostAwareBudget(Budget):
+    """The n nodes that maximise (1 + expected accepted) / (C_draft + C_verify(n, L)), every round anew.
+
+    Nodes are taken in order of the drafter's own estimate of reaching them, corrected by how often nodes of such an
+    estimate were accepted in this text. Costs are those measured on this machine, scaled by how long rounds really take.
+    Where drafting does not pay, it pauses, and tries again after 1, 2, 4, .. rounds. The choice depends on the past and on
+    q, never on a drawn token, so every policy stays exact.
+
+    Args:
+        cost: C_verify.
+        length: L, committed tokens at the start.
+
+    Source: CaDDTree (arXiv 2606.01813).
+    """
+
+    def __init__(self, cost: VerifyCost, length: int):
+        super().__init__(FIRST_LIMIT)
+        self.cost, self.length = cost, length
+        self.calibration = Calibration()
+        self.draft_seconds = Average()
+        self.scale = Average(1.0)  # of the round's time beside drafting to C_verify
+        self.tokens, self.seconds = Average(), Average()  # per round that drafted
+        self.skip, self.pause = 0, 1
+        self._drafted = False
+        self._start = time.perf_counter()
+
+    def drafts(self):
+        self._drafted = self.skip == 0
+        self.skip = max(0, self.skip - 1)
+        return self._drafted
+
+    def trim(self, tree, seconds):
+        self.draft_seconds.add(seconds)
+        if tree.log_reach is None:
+            return tree
+        log_reach = tree.log_reach[1:].double().numpy()
+        order = np.argsort(-log_reach, kind="stable")  # parents first
+        expected = 1 + np.cumsum([0.0, *self.calibration.expected(log_reach[order])])
+        costs = self.scale.value * self.cost.seconds(np.arange(1, len(tree) + 1), self.length)
+        n = int(np.argmax(expected / (self.draft_seconds.value + costs)))
+        self.limit = min(max(2 * n, FIRST_LIMIT), MOST_NODES)
+        return tree.subtree([0, *sorted((order[:n] + 1).tolist())])
+
+    def observe(self, tree, path):
+        start, self._start = self._start, time.perf_counter()
+        seconds = self._start - start
+        drafting = self.draft_seconds.value if self._drafted else 0.0
+        alone, verify = self.cost.seconds(np.array([1, len(tree)]), self.length)
+        self.scale.add(max(seconds - drafting, 0.0) / verify)
+        self.length += len(path)
+        if not self._drafted:
+            return
+        if tree.log_reach is not None:
+            accepted = np.zeros(len(tree), dtype=bool)
+            accepted[path] = True
+            self.calibration.observe(tree.log_reach[1:].double().numpy(), accepted[1:])
+        # in modelled times, of which noise has been averaged out
+        self.tokens.add(len(path))
+        self.seconds.add(drafting + self.scale.value * verify)
+        if self.tokens.value * self.scale.value * alone < (1 - TOLERATED_LOSS) * self.seconds.value:
+            self.skip, self.pause = self.pause, min(2 * self.pause, MOST_SKIPPED)
+        else:
+            self.pause = 1
+
+
+class Calibration:
+    """Expected acceptance of a node from the drafter's estimate r: r (accepted so far) / (expected so far), by size of r."""
+
+    def __init__(self):
+        self.accepted: dict[int, float] = defaultdict(float)
+        self.estimated: dict[int, float] = defaultdict(float)
+
+    def expected(self, log_reach: np.ndarray) -> np.ndarray:
+        """`[n]`: how probable the acceptance of each node is."""
+        bins = _bins(log_reach)
+        ratio = {
+            b: (PRIOR_CONFIDENCE * PRIOR_WEIGHT + self.accepted[b]) / (PRIOR_WEIGHT + self.estimated[b])
+            for b in set(bins)
+        }
+        return np.exp(log_reach) * np.array([ratio[b] for b in bins])
+
+    def observe(self, log_reach: np.ndarray, accepted: np.ndarray) -> None:
+        """Learn from verified nodes: `accepted` `[n]` bool."""
+        for b, reach, hit in zip(_bins(log_reach), np.exp(log_reach).tolist(), accepted.tolist()):
+            self.estimated[b] += reach
+            self.accepted[b] += hit
+
+
+def _bins(log_reach: np.ndarray) -> list[int]:
+    """Halvings of the estimate, the last bin for everything rarer than one in 256."""
+    return np.clip(-log_reach / np.log(2), 0, 8).astype(int).tolist()
+
+
+class Average:
+    """A mean over rounds in which the older ones fade, `value`; the first value until there are others."""
+
+    def __init__(self, value: float = 0.0):
+        self.value = value
+        self.weight = 0.0
+
+    def add(self, value: float) -> None:
+        self.weight = DECAY * self.weight + 1
+        self.value += (value - self.value) / self.weight

@@ -1,0 +1,217 @@
+"""The cost-aware budget: what it chooses, when it pauses, and that the text stays what it was."""
+
+import copy
+import time
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import hf_ddtree
+from hf_ddtree import DraftTree
+from hf_ddtree.budget import MOST_SKIPPED, Average, Budget, Calibration, CostAwareBudget
+from hf_ddtree.cost import VerifyCost
+from hf_ddtree.randomness import Randomness
+from hf_ddtree.testing import VOCAB_SIZE, ScriptedDrafter, tiny_dflash_drafter, tiny_model, truncated_copy
+from hf_ddtree.tree import POLICIES, build_tree
+
+FLAT = VerifyCost([1, 100], [1, 2], [[1.0, 1.0], [1.0, 1.0]])  # nodes are free
+STEEP = VerifyCost([1, 2, 100], [1, 2], [[1.0, 1.5, 60.0]] * 2)  # each costs half a token
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """A clock that stands still until it is moved."""
+    now = [0.0]
+    monkeypatch.setattr(time, "perf_counter", lambda: now[0])
+    return now
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path, monkeypatch):
+    """What is measured here stays here."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+
+
+def drafted(seed: int, n: int = 20) -> DraftTree:
+    logits = 3 * torch.randn(4, 9, generator=torch.Generator().manual_seed(seed))
+    return build_tree(logits, n)
+
+
+def test_a_number_is_what_every_round_gets():
+    budget, tree = Budget(7), drafted(0)
+    assert budget.limit == 7 and budget.drafts() and budget.trim(tree, 1.0) is tree
+
+
+@settings(max_examples=50, deadline=None)
+@given(seed=st.integers(0, 1000), slope=st.floats(0.001, 0.5), draft=st.floats(0.01, 2))
+def test_no_other_number_of_nodes_has_a_better_rate(seed, slope, draft):
+    tree = drafted(seed)
+    cost = VerifyCost([1, 101], [1, 2], [[1.0, 1.0 + 100 * slope]] * 2)
+    kept = CostAwareBudget(cost, 1).trim(tree, draft)
+    gains = np.sort(Calibration().expected(tree.log_reach[1:].double().numpy()))[::-1]
+    rates = [(1 + gains[:n].sum()) / (draft + 1 + slope * n) for n in range(len(tree))]
+    assert rates[len(kept) - 1] == pytest.approx(max(rates))
+
+
+def test_what_is_kept_are_the_nodes_most_probably_reached():
+    tree = drafted(1)
+    kept = CostAwareBudget(STEEP, 1).trim(tree, 3.0)
+    assert 1 < len(kept) < len(tree)
+    assert float(kept.log_reach.min()) >= float(tree.log_reach.sort(descending=True).values[len(kept) - 1])
+
+
+def test_free_nodes_are_all_kept_and_the_limit_grows():
+    budget = CostAwareBudget(FLAT, 1)
+    tree = drafted(2, n=32)
+    assert len(budget.trim(tree, 0.1)) == len(tree)
+    assert budget.limit == 64
+
+
+def test_a_tree_without_estimates_stays_whole():
+    tree = DraftTree.from_lists([1, 2, 3], [-1, 0, 0])
+    assert CostAwareBudget(STEEP, 1).trim(tree, 0.1) is tree
+
+
+def test_the_same_number_depends_on_no_drawn_token():
+    logits = torch.randn(4, 30, generator=torch.Generator().manual_seed(5))
+    policy, acceptance = POLICIES["hybrid"], [0.5] * 4
+    cost = VerifyCost([1, 2, 100], [1, 2], [[1.0, 1.15, 15.9]] * 2)
+    trees = [build_tree(logits, 20, 0, policy, acceptance, Randomness(seed)) for seed in range(5)]
+    kept = [CostAwareBudget(cost, 1).trim(tree, 3.0) for tree in trees]
+    assert 2 < len(kept[0]) < len(trees[0])
+    assert len({tuple(tree.token_ids.tolist()) for tree in kept}) > 1
+    assert len({tuple(tree.parents.tolist()) for tree in kept}) == 1
+
+
+def play(budget: CostAwareBudget, clock, accepts: bool, rounds: int, cost: float = 0.5) -> list[bool]:
+    """Rounds with a drafter of two tokens that are all accepted or never; returns which rounds drafted."""
+    history = []
+    for _ in range(rounds):
+        drafts = budget.drafts()
+        tree = DraftTree.from_lists([1], [-1])
+        if drafts:
+            clock[0] += cost
+            chain = DraftTree.from_lists([1, 2, 3], [-1, 0, 1], log_reach=[0.0, -0.1, -0.2])
+            tree = budget.trim(chain, cost)
+        clock[0] += 1.0
+        budget.observe(tree, list(range(len(tree))) if accepts else [0])
+        history.append(drafts)
+    return history
+
+
+def test_it_pauses_ever_longer_where_drafting_does_not_pay(clock):
+    history = play(CostAwareBudget(FLAT, 1), clock, accepts=False, rounds=400)
+    attempts = [i for i, drafts in enumerate(history) if drafts]
+    gaps = [later - earlier - 1 for earlier, later in zip(attempts, attempts[1:])]
+    assert gaps == [1, 2, 4, 8, 16, 32, *[MOST_SKIPPED] * (len(gaps) - 6)] and len(gaps) > 8
+
+
+def test_it_drafts_on_where_it_pays_and_again_when_it_does(clock):
+    budget = CostAwareBudget(FLAT, 1)
+    assert all(play(budget, clock, accepts=True, rounds=20))
+    play(budget, clock, accepts=False, rounds=60)
+    later = play(budget, clock, accepts=True, rounds=120)
+    assert not all(later) and all(later[-20:])
+
+
+def test_looking_in_vain_at_no_cost_is_no_reason_to_pause(clock):
+    """As prompt look-up does before anything repeats."""
+    budget = CostAwareBudget(FLAT, 1)
+    for _ in range(20):
+        assert budget.drafts()
+        tree = budget.trim(DraftTree.from_lists([1], [-1], log_reach=[0.0]), 1e-4)
+        clock[0] += 1.0
+        budget.observe(tree, [0])
+
+
+def test_the_costs_follow_the_clock(clock):
+    """A machine that has become four times slower in verifying makes drafting worth more."""
+    budget = CostAwareBudget(STEEP, 1)
+    for _ in range(30):
+        budget.drafts()
+        clock[0] += 4.0
+        budget.observe(DraftTree.from_lists([1], [-1]), [0])
+    assert budget.scale.value == pytest.approx(4, rel=0.05)
+
+
+def test_estimates_are_corrected_by_what_was_accepted():
+    calibration, log_reach = Calibration(), np.log([0.9, 0.6, 0.2, 0.001])
+    before = calibration.expected(log_reach)
+    for _ in range(200):  # of the first two, a third is accepted; of the third, half, and the last one never
+        calibration.observe(log_reach, np.array([True, False, False, False]))
+        calibration.observe(log_reach, np.array([False, False, True, False]))
+        calibration.observe(log_reach, np.array([False, False, True, False]))
+    after = calibration.expected(log_reach)
+    assert after[0] + after[1] == pytest.approx(1 / 3, rel=0.05) and after[2] == pytest.approx(2 / 3, rel=0.05)
+    assert after[3] < before[3]
+
+
+def test_older_rounds_fade():
+    average = Average()
+    for value in [1.0] * 50 + [3.0] * 50:
+        average.add(value)
+    assert average.value == pytest.approx(3, abs=0.01)
+
+
+DRAFTERS = {
+    "look-up": lambda model: None,
+    "causal LM": lambda model: truncated_copy(model, 2),
+    "DFlash": tiny_dflash_drafter,
+    "scripted": lambda model: ScriptedDrafter([5] * 100),
+}
+
+
+@pytest.mark.parametrize("drafter", DRAFTERS)
+def test_the_text_is_that_of_plain_generate(drafter):
+    model = hf_ddtree.enable(tiny_model("llama"))
+    prompt = torch.randint(4, VOCAB_SIZE, (1, 12), generator=torch.Generator().manual_seed(0))
+    for sampling in ({"do_sample": False}, {"do_sample": True, "tree_sampling": "target"}):
+        texts = []
+        for options in ({}, {"tree_budget": "auto", "assistant_model": DRAFTERS[drafter](model)}):
+            torch.manual_seed(1)
+            own = {name: value for name, value in sampling.items() if options or name != "tree_sampling"}
+            texts.append(model.generate(prompt, max_new_tokens=40, **own, **options))
+        assert torch.equal(*texts)
+
+
+@pytest.mark.parametrize("policy", ["hybrid", "swor", "spectr"])
+@pytest.mark.parametrize("drafter", ["causal LM", "DFlash"])
+def test_every_policy_samples_with_it(policy, drafter):
+    model = hf_ddtree.enable(tiny_model("llama"))
+    output = model.generate(
+        torch.tensor([[5, 6, 7]]),
+        assistant_model=DRAFTERS[drafter](model),
+        max_new_tokens=30,
+        do_sample=True,
+        tree_sampling=policy,
+        tree_budget="auto",
+        return_dict_in_generate=True,
+    )
+    assert output.sequences.shape[1] == 33
+    assert sum(1 + r.accepted_length for r in output.rounds) == 29
+
+
+def test_rounds_without_a_draft_are_in_the_record(monkeypatch):
+    monkeypatch.setattr(CostAwareBudget, "drafts", lambda self: False)
+    model = hf_ddtree.enable(tiny_model("llama"))
+    output = model.generate(
+        torch.tensor([[5, 6, 5, 6]]), max_new_tokens=9, tree_budget="auto", return_dict_in_generate=True
+    )
+    assert [r.tree_size for r in output.rounds] == [0] * 8
+
+
+def test_tensor_parallel_targets_need_a_number(monkeypatch):
+    model = hf_ddtree.enable(copy.deepcopy(tiny_model("llama")))
+    model._tp_size = 2
+    with pytest.raises(ValueError, match='tree_budget="auto".*number'):
+        model.generate(torch.tensor([[5, 6]]), max_new_tokens=4, tree_budget="auto")
+
+
+@pytest.mark.parametrize("wrong", ["automatic", "", "8", 0, 2.5])
+def test_other_words_are_refused(wrong):
+    model = hf_ddtree.enable(tiny_model("llama"))
+    with pytest.raises(ValueError, match="tree_budget=.*auto"):
+        model.generate(torch.tensor([[5, 6]]), max_new_tokens=4, tree_budget=wrong)
