@@ -115,11 +115,10 @@ def measure_attention(row: dict, device: str, use_kernel: bool, repeats: int) ->
     prefix = torch.tensor([length], dtype=torch.int32, device=device)
     visible = visible_keys(ancestors, depths, prefix, length + n_nodes)[:, None]
     mask = torch.zeros_like(visible, dtype=dtype).masked_fill_(~visible, torch.finfo(dtype).min)
-    grouped_mask = mask.repeat(1, 1, n_heads // n_kv_heads, 1)
     scale, layer = head_dim**-0.5, SimpleNamespace(num_key_value_groups=n_heads // n_kv_heads, is_causal=True)
     methods = {
         "sdpa": lambda: sdpa_attention_forward(layer, query, key, value, mask, scaling=scale),
-        "grouped": lambda: grouped_attention(query, key, value, grouped_mask, scale),
+        "grouped": lambda: grouped_attention(query, key, value, mask, scale),
     }
     found = {}
     if use_kernel:

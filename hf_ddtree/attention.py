@@ -47,18 +47,16 @@ class TreeForward:
             `[1, N, Hq, Dv]`, and None for the weights.
         """
         scaling = query.shape[-1] ** -0.5 if scaling is None else scaling
-        if position_bias is not None:
-            if self.use_kernel:
+        if self.use_kernel:
+            if position_bias is not None:
                 raise NotImplementedError("the kernel adds no position bias")
+            output = self._kernel(query, key, value, attention_mask.shape[-1] or None, scaling, softcap, s_aux)
+        elif query.is_cuda or position_bias is not None:  # under a mask CUDA has no fast attention for grouped heads
             return sdpa_attention_forward(
                 module, query, key, value, attention_mask, scaling=scaling, position_bias=position_bias
             )
-        if self.use_kernel:
-            output = self._kernel(query, key, value, attention_mask.shape[-1] or None, scaling, softcap, s_aux)
         else:
-            n_groups = query.shape[1] // key.shape[1]
-            mask = self._once(("mask", id(attention_mask)), lambda: attention_mask.repeat(1, 1, n_groups, 1))
-            output = grouped_attention(query, key, value, mask, scaling)
+            output = grouped_attention(query, key, value, attention_mask, scaling)
         return output.transpose(1, 2).contiguous(), None
 
     def _kernel(self, query, key, value, window, scaling, softcap, sinks) -> torch.Tensor:
@@ -99,15 +97,8 @@ class TreeForward:
 
 
 def grouped_attention(query, key, value, mask, scaling: float) -> torch.Tensor:
-    """`[B, Hq, N, Dv]`, the query heads of a KV group packed into the query dimension, so that no key is copied.
-
-    Args:
-        mask: `[B, 1, Hq / Hkv * N, T]`, additive, repeated for the heads of a group.
-    """
-    n_batch, n_heads, n_nodes, _ = query.shape
-    packed = query.reshape(n_batch, key.shape[1], -1, query.shape[-1])
-    output = F.scaled_dot_product_attention(packed, key, value, attn_mask=mask, scale=scaling)
-    return output.reshape(n_batch, n_heads, n_nodes, -1)
+    """`[B, Hq, N, Dv]`, without a copy of each key and value for every query head of its group."""
+    return F.scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=scaling, enable_gqa=True)
 
 
 def attention_functions(model: PreTrainedModel, use_kernel: bool) -> list[TreeFunction]:
