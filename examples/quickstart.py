@@ -8,7 +8,6 @@ import torch
 import hf_ddtree
 from hf_ddtree.embedded import load_embedded
 
-# An answer that quotes its prompt: there drafting by prompt look-up pays.
 PROMPT = """Add a docstring to each method of this class:
 
 ```python
@@ -33,7 +32,7 @@ def main() -> int:
     chat = [{"role": "user", "content": PROMPT}]
     inputs = tokenizer.apply_chat_template(chat, add_generation_prompt=True, return_tensors="pt")
     settings = {"do_sample": False, "max_new_tokens": 160, "return_dict_in_generate": True}
-    tree = {"assistant_model": drafter, "tree_budget": 16}  # drafter None: prompt look-up
+    tree = {"assistant_model": drafter, "tree_budget": 16}
 
     for options in ({}, tree):  # warm up
         model.generate(**inputs, **options, max_new_tokens=4)

