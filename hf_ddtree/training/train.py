@@ -207,7 +207,7 @@ def new_drafter(target: PreTrainedModel, config: TrainConfig) -> DFlashDraftMode
     )
     drafter = DFlashDraftModel(fields)
     # logits of spread 1: the head is the target's, and its rows may be large
-    spread = target.get_output_embeddings().weight.float().std() * shape.hidden_size**0.5
+    spread = target.get_output_embeddings().weight.detach().float().std() * shape.hidden_size**0.5
     torch.nn.init.constant_(drafter.norm.weight, 1 / float(spread))
     return drafter
 
