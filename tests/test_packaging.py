@@ -57,7 +57,7 @@ def test_every_module_is_installed(installed):
 
 
 def test_import_touches_no_network_and_no_optional_package(installed, tmp_path):
-    optional = ["gradio", "gguf", "xgrammar", "peft"]
+    optional = ["gradio", "gguf", "xgrammar", "peft", "matplotlib"]
     for name in optional:  # where it is not installed, a stand-in shows that it was imported
         (tmp_path / f"{name}.py").touch()
     path = os.pathsep.join([str(installed), str(tmp_path)])

@@ -19,10 +19,12 @@ class Method:
     Args:
         name: in tables and plots.
         arguments: makes the keyword arguments of one call, beside those all methods share.
+        tree_budget: a tree's, None for everything else.
     """
 
     name: str
     arguments: Callable[[], dict]
+    tree_budget: int | str | None = None
 
 
 class ChainGenerator(DFlashTreeGenerator):
@@ -39,7 +41,7 @@ def chain_generator(drafter: PreTrainedModel, target: PreTrainedModel) -> ChainG
     return ChainGenerator(drafter, target, DraftSampling(target.generation_config, POLICIES["target"]))
 
 
-def methods(target: PreTrainedModel, drafter: PreTrainedModel | None, tree_budgets: list[int]) -> list[Method]:
+def methods(target: PreTrainedModel, drafter: PreTrainedModel | None, tree_budgets: list[int | str]) -> list[Method]:
     """Plain generate, what transformers has, the chain of a DFlash drafter, and trees of the given budgets."""
     result = [
         Method(PLAIN, dict),
@@ -50,7 +52,7 @@ def methods(target: PreTrainedModel, drafter: PreTrainedModel | None, tree_budge
     elif drafter is not None:
         result.append(Method("chain", lambda: {"assistant_model": chain_generator(drafter, target), "tree_budget": 1}))
     result += [
-        Method(f"tree {budget}", lambda budget=budget: {"assistant_model": drafter, "tree_budget": budget})
+        Method(f"tree {budget}", lambda budget=budget: {"assistant_model": drafter, "tree_budget": budget}, budget)
         for budget in tree_budgets
     ]
     return result
