@@ -38,7 +38,8 @@ text differs from plain generate's. docs/benchmark.md explains the tables and pl
 def main(arguments: list[str] | None = None) -> None:
     """Run the benchmark: measure, print the tables, write the plots."""
     args = parse(arguments)
-    # first, because it gives this process its device; without `cpu` CPU processes would not find each other
+    prompts = list(enumerate(read_prompts(args.prompts)[: args.limit]))
+    # before anything else of torch, because it gives this process its device; without `cpu` CPU processes would not find each other
     state = PartialState(cpu=not torch.accelerator.is_available(), timeout=LONGEST_WAIT)
     if args.threads is not None:
         torch.set_num_threads(args.threads)
@@ -57,7 +58,6 @@ def main(arguments: list[str] | None = None) -> None:
     state.wait_for_everyone()
 
     rows: list[dict] = []
-    prompts = list(enumerate(read_prompts(args.prompts)[: args.limit]))
     try:
         with state.split_between_processes(prompts) as mine:
             for new in measure_prompts(target, tokenizer, mine, compared, args.temperatures, args.max_new_tokens):
@@ -147,7 +147,7 @@ def environment(target: PreTrainedModel, state: PartialState) -> dict:
         "model": target.config.name_or_path,
         "dtype": str(target.dtype).removeprefix("torch."),
         "attention": target.config._attn_implementation,
-        "device": torch.cuda.get_device_name(target.device) if on_gpu else platform.processor() or platform.machine(),
+        "device": torch.cuda.get_device_name(target.device) if on_gpu else cpu_name(),
         "threads": torch.get_num_threads(),
         "processes": state.num_processes,
         "python": platform.python_version(),
@@ -156,6 +156,16 @@ def environment(target: PreTrainedModel, state: PartialState) -> dict:
         "transformers": transformers.__version__,
         "accelerate": accelerate.__version__,
     }
+
+
+def cpu_name() -> str:
+    """What this machine says of its processor."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return platform.processor() or platform.machine()
+    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.machine()
 
 
 if __name__ == "__main__":
