@@ -1,0 +1,19 @@
+"""What the page `app.py` shows, without the page: loading, two runs of one request, their verdict, pictures of trees."""
+
+from .models import DRAFTER, PROMPT_LOOKUP, Models
+from .request import Request, Sampling, accepts_auto_budget
+from .session import Comparison, StopSwitch, compare
+from .tree_svg import tree_svg
+
+__all__ = [
+    "DRAFTER",
+    "PROMPT_LOOKUP",
+    "Comparison",
+    "Models",
+    "Request",
+    "Sampling",
+    "StopSwitch",
+    "accepts_auto_budget",
+    "compare",
+    "tree_svg",
+]
