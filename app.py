@@ -2,6 +2,8 @@
 
     python app.py                          # the embedded model
     python app.py --model PATH --assistant-model PATH --port 7860
+
+Nothing but components and what connects them; the rest is in `hf_ddtree.demo`.
 """
 
 import argparse
@@ -14,6 +16,7 @@ from hf_ddtree.demo import Models, Request, Sampling, StopSwitch, accepts_auto_b
 from hf_ddtree.demo.models import DRAFTER, DTYPES, EMBEDDED
 from hf_ddtree.demo.request import MAX_NEW_TOKENS, MAX_PROMPT_CHARACTERS
 
+logger = logging.getLogger(__name__)
 LARGEST_BUDGET = 256  # of the slider; on a CPU the best ones are far smaller
 QUEUE_SIZE = 16
 EXAMPLES = {
@@ -33,6 +36,7 @@ all of them in a single step of the model, and keeps the guesses that the model 
 change; only the number of steps does. Press **Run** and watch.
 """
 TURNS = "The two runs take turns, plain generation first, so that neither takes the other's cores."
+# of events: no veil over what streams, and no place in the page's API
 HIDDEN = {"show_progress": "hidden", "api_visibility": "private"}
 
 
@@ -53,9 +57,9 @@ class Tab:
             next(iter(EXAMPLES.values())), label="Prompt", lines=3, max_lines=8, max_length=MAX_PROMPT_CHARACTERS
         )
         gr.Examples([[text] for text in EXAMPLES.values()], self.prompt, example_labels=list(EXAMPLES))
-        self.controls = self._main_controls()
-        with gr.Accordion("More settings", open=sampled), gr.Row():
-            self.controls |= self._more_controls(dtype) | (self._sampling_controls() if sampled else {})
+        self.controls = self._main_controls() | (self._sampling_controls() if sampled else {})
+        with gr.Accordion("More settings", open=False), gr.Row():
+            self.controls |= self._more_controls(dtype) | (self._truncation_controls() if sampled else {})
         with gr.Row(elem_classes="buttons"):
             self.run = gr.Button("Run", variant="primary", min_width=90)
             self.follow_up = gr.Button("Follow up", interactive=False, min_width=90)
@@ -91,12 +95,17 @@ class Tab:
 
     def _sampling_controls(self) -> dict:
         policies = ["target", "hybrid", "swor", "spectr"]
+        with gr.Row():
+            return {
+                "policy": gr.Radio(policies, value="target", label="Sampling policy (prompt look-up: always target)"),
+                "temperature": gr.Slider(0.1, 2, 0.7, step=0.05, label="Temperature"),
+                "seed": gr.Number(0, precision=0, minimum=0, maximum=2**32 - 1, label="Seed"),
+            }
+
+    def _truncation_controls(self) -> dict:
         return {
-            "temperature": gr.Slider(0.1, 2, 0.7, step=0.05, label="Temperature"),
             "top_p": gr.Slider(0.05, 1, 0.95, step=0.01, label="Top-p"),
             "top_k": gr.Slider(0, 200, 50, step=1, precision=0, label="Top-k, 0 for all"),
-            "seed": gr.Number(0, precision=0, minimum=0, maximum=2**32 - 1, label="Seed"),
-            "policy": gr.Radio(policies, value="target", label="Sampling policy (prompt look-up: always target)"),
         }
 
     def _answer(self, label: str) -> tuple[gr.Textbox, gr.HTML]:
@@ -114,9 +123,7 @@ class Tab:
             answered = begun.then(answer, inputs, outputs, concurrency_id="generation", concurrency_limit=1, **HIDDEN)
             answered.then(self.end, self.history, buttons, queue=False, **HIDDEN)
         self.stop.click(self.press_stop, self.switch, self.stop, queue=False, **HIDDEN)
-        self.round.change(
-            self.draw, [self.round, self.outcome], self.picture, trigger_mode="always_last", **HIDDEN
-        )
+        self.round.change(self.draw, [self.round, self.outcome], self.picture, trigger_mode="always_last", **HIDDEN)
 
     def begin(self, switch: StopSwitch):
         """A click on Run or Follow up."""
@@ -144,7 +151,7 @@ class Tab:
         """Generate twice and show it; what goes wrong is said on the page."""
         messages = [*history, {"role": "user", "content": values[self.prompt]}]
         yield {
-            self.conversation: present.conversation_html(messages),
+            self.conversation: present.conversation_html(messages if history else []),
             self.plain: "",
             self.drafted: "",
             self.plain_stats: "",
@@ -162,8 +169,9 @@ class Tab:
         except ValueError as error:
             yield {self.verdict: present.message_html(str(error), mood="bad")}
         except Exception as error:  # the page goes on; the log says where it happened
-            logging.exception("generation failed")
-            yield {self.verdict: present.message_html(f"Generation failed: {type(error).__name__}: {error}", mood="bad")}
+            logger.exception("generation failed")
+            message = f"Generation failed: {type(error).__name__}: {error}"
+            yield {self.verdict: present.message_html(message, mood="bad")}
 
     def show(self, comparison, request: Request) -> dict:
         """The texts and figures so far."""
@@ -193,7 +201,9 @@ class Tab:
 
     def text(self, run) -> str:
         """The text of a run's tokens; an unfinished character at its end is left out."""
-        return "" if run is None else self.models.loaded.tokenizer.decode(run.token_ids, skip_special_tokens=True).rstrip("\ufffd")
+        if run is None:
+            return ""
+        return self.models.loaded.tokenizer.decode(run.token_ids, skip_special_tokens=True).rstrip("\ufffd")
 
     def draw(self, number: int, outcome) -> str:
         """The tree of a round."""

@@ -33,7 +33,7 @@ def stats_html(run: Run | None, request: Request) -> str:
         figures += [
             ("rounds", str(n_rounds)),
             ("tokens_per_round", f"{per_round:.2f}"),
-            (f"nodes per round, budget {request.tree_budget}", f"{nodes:.1f}"),
+            ("budget used", f"{nodes:.1f} of {request.tree_budget}"),
         ]
     return _figures(figures)
 
@@ -55,7 +55,9 @@ def verdict_html(comparison: Comparison) -> str:
     if drafted.rounds and verdict.kind != "stopped":
         ratio = drafted.tokens_per_second / plain.tokens_per_second
         speed = f'<b class="speed">{ratio:.2f}×</b> the speed of plain generation.'
-    return f'<div class="verdict {mood}"><b>{escape(verdict.kind)}</b> {escape(verdict.text)} {speed}</div>'
+    return (
+        f'<div class="verdict {mood}"><b>{escape(verdict.kind.capitalize())}.</b> {escape(verdict.text)} {speed}</div>'
+    )
 
 
 def message_html(text: str, mood: str = "neutral") -> str:
@@ -73,10 +75,10 @@ def round_html(rounds: list[DraftedRound], number: int, prefix: list[int], token
     root = sum(len(earlier.path) for earlier in rounds[: number - 1])  # its place among the new tokens
     context = tokenizer.decode(prefix[max(0, root + 1 - CONTEXT_TOKENS) : root + 1])
     drafted, accepted = len(entry.tree) - 1, len(entry.path) - 1
-    sentence = f"{drafted} nodes drafted, {accepted} accepted"
-    sentence += ", and one more token that the model chose itself." if entry.bonus is not None else "; the text ends here."
+    end = "the text ends here" if entry.bonus is None else "and one more token that the model chose itself"
+    sentence = f"{drafted} nodes drafted, {accepted} accepted, {end}."
     if drafted > MOST_NODES:
-        sentence += f" Drawn are the accepted path and the nodes drafted first; +n counts those left out."
+        sentence += " Drawn are the accepted path and the nodes drafted first; +n counts those left out."
     return (
         f'<div class="round"><p>Round {number} of {len(rounds)}: {sentence}</p>'
         f'<p class="context" dir="auto">… {escape(context)}</p>'
@@ -93,17 +95,17 @@ LEGEND = (
 )
 
 STYLE = """
+.buttons button { white-space: nowrap; padding-inline: 8px; }
 .conversation { display: flex; flex-direction: column; gap: 8px; max-height: 320px; overflow-y: auto; }
 .turn { margin: 0; padding: 8px 12px; border-radius: 12px; white-space: pre-wrap; overflow-wrap: anywhere; max-width: 85%; }
 .turn.user { align-self: flex-end; background: #d1fae5; color: #064e3b; }
 .turn.assistant { align-self: flex-start; background: #f3f4f6; color: #1f2937; }
-.stats { display: flex; flex-wrap: wrap; gap: 6px 24px; margin: 4px 2px; }
+.stats { display: flex; flex-wrap: wrap; gap: 6px 22px; margin: 4px 2px; }
 .stats dt { font-size: 12px; opacity: .7; }
 .stats dd { margin: 0; font-size: 18px; font-weight: 600; font-variant-numeric: tabular-nums; }
 .verdict { padding: 10px 14px; border-radius: 8px; border: 1px solid #d1d5db; background: #f9fafb; color: #1f2937; }
 .verdict.good { border-color: #059669; background: #ecfdf5; color: #064e3b; }
 .verdict.bad { border-color: #dc2626; background: #fef2f2; color: #7f1d1d; }
-.verdict b:first-child::first-letter { text-transform: uppercase; }
 .verdict .speed { font-size: 18px; }
 .round p { margin: 4px 0; overflow-wrap: anywhere; }
 .context { white-space: pre-wrap; font-family: monospace; font-size: 13px; opacity: .8; }

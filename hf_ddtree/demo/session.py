@@ -1,8 +1,8 @@
 """Running one request twice, plainly and then with a tree, while a page watches."""
 
-import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from queue import Queue
 
@@ -50,7 +50,7 @@ class Run:
 
     Args:
         token_ids: the new tokens so far.
-        seconds: from the call until the latest token, or until the end.
+        seconds: from the call until the latest token.
         first_token_seconds: from the call until the first token.
         finished: it has ended.
         rounds: after the end of a run with a tree, its rounds.
@@ -119,39 +119,28 @@ def stream(model: PreTrainedModel, switch: StopSwitch, seed: int, **settings) ->
         Exception: whatever `generate` raised.
     """
     queue: Queue = Queue()
-    start = time.perf_counter()
+    start = shown = time.perf_counter()
     arguments = {**settings, "streamer": _Watcher(queue), "stopping_criteria": [StopCriterion(switch)]}
-    thread = threading.Thread(target=_generate, args=(model, seed, arguments, queue), daemon=True)
-    thread.start()
-    run, shown = Run(), start
-    try:
-        while not run.finished:
-            item, now = queue.get()
-            if isinstance(item, list):
-                first = run.first_token_seconds if run.token_ids else now - start
-                run = replace(run, token_ids=run.token_ids + item, seconds=now - start, first_token_seconds=first)
-            elif isinstance(item, BaseException):
-                raise item
-            else:
-                rounds = drafted_rounds(item, settings["input_ids"].shape[1])
-                run = replace(run, seconds=now - start, finished=True, rounds=rounds)
-            if run.finished or now - shown > REFRESH_SECONDS:
-                shown = now
-                yield run
-    finally:
-        if not run.finished:
-            switch.pressed = True
-        thread.join()
+    run = Run()
+    with ThreadPoolExecutor(max_workers=1) as thread:
+        generation = thread.submit(_generate, model, seed, arguments)
+        generation.add_done_callback(lambda done: queue.put(None))
+        try:
+            for tokens, now in iter(queue.get, None):
+                first = run.first_token_seconds or now - start
+                run = replace(run, token_ids=run.token_ids + tokens, seconds=now - start, first_token_seconds=first)
+                if now - shown > REFRESH_SECONDS:
+                    shown = now
+                    yield run
+        finally:
+            switch.pressed = switch.pressed or not generation.done()
+    rounds = drafted_rounds(generation.result(), settings["input_ids"].shape[1])
+    yield replace(run, finished=True, rounds=rounds)
 
 
-def _generate(model: PreTrainedModel, seed: int, arguments: dict, queue: Queue) -> None:
-    """The thread: puts the output, or what was raised, last into the queue."""
-    try:
-        torch.manual_seed(seed)
-        result = model.generate(**arguments)
-    except BaseException as error:  # it belongs to the thread that waits
-        result = error
-    queue.put((result, time.perf_counter()))
+def _generate(model: PreTrainedModel, seed: int, arguments: dict):
+    torch.manual_seed(seed)
+    return model.generate(**arguments)
 
 
 def drafted_rounds(output, prompt_length: int) -> list[DraftedRound] | None:

@@ -131,14 +131,17 @@ def _box(node: _Node, place: tuple[int, int], tokenizer: PreTrainedTokenizerBase
     title = f"{token} (token {node.token_id}), {node.kind}" + (f", drafted with {chance}" if chance else "")
     dash = ' stroke-dasharray="4 3"' if node.kind == "bonus" else ""
     middle = y + NODE_HEIGHT / 2 + 4
+    size = f'width="{NODE_WIDTH}" height="{NODE_HEIGHT}" rx="5"'
     parts = [
-        f'<g class="node {node.kind}"><title>{escape(title)}</title>'
-        f'<rect x="{x}" y="{y}" width="{NODE_WIDTH}" height="{NODE_HEIGHT}" rx="5" fill="{fill}" stroke="{border}"{dash}/>'
-        f'<text x="{x + 7}" y="{middle}" fill="{colour}" direction="ltr" unicode-bidi="isolate">{escape(label)}</text>'
+        f'<g class="node {node.kind}"><title>{escape(title)}</title>',
+        f'<rect x="{x}" y="{y}" {size} fill="{fill}" stroke="{border}"{dash}/>',
+        f'<text x="{x + 7}" y="{middle}" fill="{colour}" direction="ltr" unicode-bidi="isolate">{escape(label)}</text>',
     ]
     if chance is not None:
         right = x + NODE_WIDTH - 6
-        parts.append(f'<text x="{right}" y="{middle}" fill="{colour}" font-size="10" text-anchor="end">{escape(chance)}</text>')
+        parts.append(
+            f'<text x="{right}" y="{middle}" fill="{colour}" font-size="10" text-anchor="end">{escape(chance)}</text>'
+        )
     if node.hidden:
         right = x + NODE_WIDTH + 3
         parts.append(f'<text x="{right}" y="{middle - 7}" fill="#6b7280" font-size="10">+{node.hidden}</text>')

@@ -33,18 +33,17 @@ def judge(
     """
     if request.policy not in (None, "target"):
         text = (
-            f"Two draws from the same distribution: the policy “{request.policy}” keeps the model's distribution exactly, "
-            "but uses the random numbers differently, so the texts differ. The policy “target” repeats the same draw."
+            f"These are two draws from it: the policy “{request.policy}” keeps the model's distribution exactly, but uses "
+            "the random numbers differently. With the policy “target” the same seed gives the same text."
         )
-        return Verdict(STOPPED if stopped else DISTRIBUTION, f"Stopped. {text}" if stopped else text)
+        return Verdict(STOPPED, "") if stopped else Verdict(DISTRIBUTION, text)
     compared = min(len(plain), len(drafted)) if stopped else max(len(plain), len(drafted))
     place = next((i for i in range(compared) if plain[i : i + 1] != drafted[i : i + 1]), None)
     if place is None and stopped:
-        text = f"Stopped. The {compared} tokens both have are identical." if compared else "Stopped."
-        return Verdict(STOPPED, text)
+        return Verdict(STOPPED, f"The {compared} tokens that both have are the same." if compared else "")
     if place is None:
         how = "" if request.sampling is None else f", same seed {request.sampling.seed}, policy “target”"
-        return Verdict(IDENTICAL, f"Outputs identical: all {compared} tokens{how}.")
+        return Verdict(IDENTICAL, f"All {compared} tokens are the same{how}.")
     return _explain(loaded, request, prompt_ids, plain, drafted, place)
 
 
@@ -62,7 +61,9 @@ def _explain(loaded, request, prompt_ids, plain, drafted, place) -> Verdict:
     scores = _scores(loaded, request, prompt_ids, plain[:place])
     best, second = scores.topk(2).values.tolist()
     step = _step(best, loaded.model.dtype)
-    text = f"{where} There the model's top-1 and top-2 scores are {best - second:.3g} apart ({best:.4g} and {second:.4g})"
+    text = (
+        f"{where} There the model's top-1 and top-2 scores are {best - second:.3g} apart ({best:.4g} and {second:.4g})"
+    )
     if place < len(drafted) and best - scores[drafted[place]] <= MOST_STEPS * step:
         return Verdict(TIE, f"{text}: a near-tie, as {dtype} counts in steps of {step:.2g} here, and either may win.")
     return Verdict(DIFFERENT, f"{text}, which rounding in {dtype} does not explain. Please report it.")
