@@ -33,9 +33,9 @@ INTRODUCTION = """# The same text, in fewer steps
 
 A language model writes one token per step. **DDTree** lets a small drafter guess a whole *tree* of continuations, checks
 all of them in a single step of the model, and keeps the guesses that the model would have written itself. The text does not
-change; only the number of steps does. Press **Run** and watch.
+change; only the number of steps does. Press **Run** and watch: plain generation goes first and DDTree after it, so that
+neither takes the other's cores.
 """
-TURNS = "The two runs take turns, plain generation first, so that neither takes the other's cores."
 # of events: no veil over what streams, and no place in the page's API
 HIDDEN = {"show_progress": "hidden", "api_visibility": "private"}
 
@@ -68,7 +68,7 @@ class Tab:
         with gr.Row():
             self.plain, self.plain_stats = self._answer("Plain generation")
             self.drafted, self.drafted_stats = self._answer("DDTree")
-        self.verdict = gr.HTML(present.message_html(TURNS), js_on_load=None)
+        self.verdict = gr.HTML(js_on_load=None)
         with gr.Column(visible=False) as self.trees:
             self.round = gr.Slider(1, 2, 1, step=1, precision=0, label="Tree of round", buttons=[])
             self.picture = gr.HTML(js_on_load=None)
@@ -119,7 +119,7 @@ class Tab:
         inputs = {self.switch, self.history, self.prompt, *self.controls.values()}
         for button, answer in ((self.run, self.start_over), (self.follow_up, self.go_on)):
             # at once, also while another visitor's run is under way: from here on Stop works
-            begun = button.click(self.begin, self.switch, buttons, queue=False, **HIDDEN)
+            begun = button.click(self.begin, self.switch, [*buttons, self.verdict], queue=False, **HIDDEN)
             answered = begun.then(answer, inputs, outputs, concurrency_id="generation", concurrency_limit=1, **HIDDEN)
             answered.then(self.end, self.history, buttons, queue=False, **HIDDEN)
         self.stop.click(self.press_stop, self.switch, self.stop, queue=False, **HIDDEN)
@@ -128,7 +128,8 @@ class Tab:
     def begin(self, switch: StopSwitch):
         """A click on Run or Follow up."""
         switch.pressed = False
-        return gr.update(interactive=False), gr.update(interactive=False), gr.update(interactive=True)
+        waiting = present.message_html("Waiting for this page's turn: one run at a time …")
+        return gr.update(interactive=False), gr.update(interactive=False), gr.update(interactive=True), waiting
 
     def end(self, history: list[dict]):
         """After a run, however it ended."""

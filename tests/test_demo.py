@@ -1,9 +1,9 @@
 """The logic behind the page: runs, stopping, verdicts, figures and pictures, all without a browser."""
 
 import math
-import xml.etree.ElementTree as ElementTree
 from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
+from xml.etree import ElementTree
 
 import pytest
 import torch
