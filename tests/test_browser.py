@@ -134,15 +134,15 @@ WATCH = """() => {
 @pytest.mark.parametrize("tab", ["Greedy", "Sampled"])
 def test_both_texts_grow_and_are_identical(page, tab):
     page.get_by_role("tab", name=tab).click()
-    ask(page, "Tell a long story about a whale.", 32)
+    ask(page, "Tell a long story about a whale.", 20)
     page.evaluate(WATCH)
     run(page)
-    expect(verdict(page)).to_contain_text("Identical. All 32 tokens are the same")
+    expect(verdict(page)).to_contain_text("Identical. All 20 tokens are the same")
     assert text_of(page, "Plain generation") == text_of(page, "DDTree") != ""
     for label in ("Plain generation", "DDTree"):
         assert page.evaluate("label => window.lengths[label].size", label) > 2, label
     plain, drafted = page.locator(".stats:visible").all_inner_texts()
-    assert re.search(r"tokens\s+32", plain) and "rounds" not in plain
+    assert re.search(r"tokens\s+20", plain) and "rounds" not in plain
     for figure in ("tokens/s", "first token", "rounds", "tokens_per_round", "budget used"):
         assert figure in drafted
 
@@ -158,7 +158,7 @@ def test_policies_other_than_target_are_named(page):
 
 
 def test_the_slider_steps_through_the_trees(page):
-    ask(page, "Repeat three times: one two three four five.", 32)
+    ask(page, "Repeat three times: one two three four five.", 20)
     expect(page.locator(".tree svg")).to_have_count(0)
     run(page)
     svg = page.locator(".tree svg:visible")

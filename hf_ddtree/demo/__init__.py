@@ -2,7 +2,7 @@
 
 from .models import DRAFTER, PROMPT_LOOKUP, Models
 from .request import Request, Sampling, accepts_auto_budget
-from .session import Comparison, StopSwitch, compare
+from .session import Comparison, StopSwitch, compare, drafted_rounds
 from .tree_svg import tree_svg
 
 __all__ = [
@@ -15,5 +15,6 @@ __all__ = [
     "StopSwitch",
     "accepts_auto_budget",
     "compare",
+    "drafted_rounds",
     "tree_svg",
 ]
