@@ -36,6 +36,7 @@ all of them in a single step of the model, and keeps the guesses that the model 
 change; only the number of steps does. Press **Run** and watch: plain generation goes first and DDTree after it, so that
 neither takes the other's cores.
 """
+COLUMN = {"min_width": 260}  # of a control: one in a row on a telephone
 # of events: no veil over what streams, and no place in the page's API
 HIDDEN = {"show_progress": "hidden", "api_visibility": "private"}
 
@@ -64,7 +65,7 @@ class Tab:
             self.run = gr.Button("Run", variant="primary", min_width=90)
             self.follow_up = gr.Button("Follow up", interactive=False, min_width=90)
             self.stop = gr.Button("Stop", variant="stop", interactive=False, min_width=90)
-        self.conversation = gr.HTML(js_on_load=None)
+        self.conversation = gr.HTML(js_on_load=None, visible=False)
         with gr.Row():
             self.plain, self.plain_stats = self._answer("Plain generation")
             self.drafted, self.drafted_stats = self._answer("DDTree")
@@ -80,9 +81,13 @@ class Tab:
         choices = [(self.models.drafter_label if name == DRAFTER else name, name) for name in names]
         with gr.Row():
             return {
-                "drafter": gr.Radio(choices, value=names[0], label="Drafter"),
-                "tree_budget": gr.Slider(1, LARGEST_BUDGET, 16, step=1, precision=0, label="Budget: nodes per round"),
-                "max_new_tokens": gr.Slider(8, MAX_NEW_TOKENS, 128, step=1, precision=0, label="Max new tokens"),
+                "drafter": gr.Radio(choices, value=names[0], label="Drafter", **COLUMN),
+                "tree_budget": gr.Slider(
+                    1, LARGEST_BUDGET, 16, step=1, precision=0, label="Budget: nodes per round", **COLUMN
+                ),
+                "max_new_tokens": gr.Slider(
+                    8, MAX_NEW_TOKENS, 128, step=1, precision=0, label="Max new tokens", **COLUMN
+                ),
             }
 
     def _more_controls(self, dtype: str) -> dict:
@@ -97,9 +102,15 @@ class Tab:
         policies = ["target", "hybrid", "swor", "spectr"]
         with gr.Row():
             return {
-                "policy": gr.Radio(policies, value="target", label="Sampling policy (prompt look-up: always target)"),
-                "temperature": gr.Slider(0.1, 2, 0.7, step=0.05, label="Temperature"),
-                "seed": gr.Number(0, precision=0, minimum=0, maximum=2**32 - 1, label="Seed"),
+                "policy": gr.Radio(
+                    policies,
+                    value="target",
+                    label="Sampling policy",
+                    info="With prompt look-up always target.",
+                    **COLUMN,
+                ),
+                "temperature": gr.Slider(0.1, 2, 0.7, step=0.05, label="Temperature", **COLUMN),
+                "seed": gr.Number(0, precision=0, minimum=0, maximum=2**32 - 1, label="Seed", **COLUMN),
             }
 
     def _truncation_controls(self) -> dict:
@@ -152,7 +163,7 @@ class Tab:
         """Generate twice and show it; what goes wrong is said on the page."""
         messages = [*history, {"role": "user", "content": values[self.prompt]}]
         yield {
-            self.conversation: present.conversation_html(messages if history else []),
+            self.conversation: gr.update(value=present.conversation_html(messages), visible=bool(history)),
             self.plain: "",
             self.drafted: "",
             self.plain_stats: "",
@@ -186,18 +197,18 @@ class Tab:
         }
 
     def finish(self, comparison, messages: list[dict]) -> dict:
-        """The first tree, and the conversation for the next prompt, which goes on from the plain answer."""
+        """The most fruitful tree, and the conversation for the next prompt, which goes on from the plain answer."""
         answer = {"role": "assistant", "content": self.text(comparison.plain)}
         updates = {self.history: [*messages, answer], self.outcome: comparison}
-        if not comparison.drafted.rounds:
+        rounds = comparison.drafted.rounds
+        if not rounds:
             return updates
-        # a slider needs two ends
-        n_rounds = max(2, len(comparison.drafted.rounds))
+        best = max(range(len(rounds)), key=lambda i: len(rounds[i].path)) + 1
         return {
             **updates,
             self.trees: gr.update(visible=True),
-            self.round: gr.update(value=1, maximum=n_rounds),
-            self.picture: self.draw(1, comparison),
+            self.round: gr.update(value=best, maximum=max(2, len(rounds))),  # a slider needs two ends
+            self.picture: self.draw(best, comparison),
         }
 
     def text(self, run) -> str:

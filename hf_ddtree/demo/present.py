@@ -55,6 +55,8 @@ def verdict_html(comparison: Comparison) -> str:
     if drafted.rounds and verdict.kind != "stopped":
         ratio = drafted.tokens_per_second / plain.tokens_per_second
         speed = f'<b class="speed">{ratio:.2f}×</b> the speed of plain generation.'
+        if ratio < 1:
+            speed += " Drafting did not pay here: try another drafter, budget or prompt."
     return (
         f'<div class="verdict {mood}"><b>{escape(verdict.kind.capitalize())}.</b> {escape(verdict.text)} {speed}</div>'
     )
@@ -86,12 +88,16 @@ def round_html(rounds: list[DraftedRound], number: int, prefix: list[int], token
     )
 
 
+_KINDS = {
+    "root": "the last token of the text so far",
+    "accepted": "drafted, and what the model chose",
+    "rejected": "drafted in vain",
+    "bonus": "the model's own choice where it left the tree",
+}
+_CHIPS = (f'<span><span class="chip {kind}">{kind}</span> {meaning}</span>' for kind, meaning in _KINDS.items())
 LEGEND = (
-    '<p class="legend"><span class="chip root">root</span> the last token of the text so far '
-    '<span class="chip accepted">accepted</span> drafted, and what the model chose '
-    '<span class="chip rejected">rejected</span> drafted in vain '
-    '<span class="chip bonus">bonus</span> the model’s choice where it left the tree. '
-    "A percentage is the drafter’s estimate that the text gets to this node.</p>"
+    f'<p class="legend">{"".join(_CHIPS)}<span>A percentage is the drafter\'s estimate that the text gets to this node; '
+    "prompt look-up has none.</span></p>"
 )
 
 STYLE = """
@@ -111,10 +117,10 @@ STYLE = """
 .context { white-space: pre-wrap; font-family: monospace; font-size: 13px; opacity: .8; }
 .tree { overflow: auto; max-height: 560px; border: 1px solid #e5e7eb; border-radius: 8px; background: #fff; }
 .tree svg { display: block; max-width: none; }
-.legend { font-size: 13px; line-height: 2; }
+.legend { display: flex; flex-wrap: wrap; gap: 8px 18px; font-size: 13px; }
 .chip { padding: 2px 8px; border-radius: 5px; border: 1px solid; white-space: nowrap; }
 .chip.root { background: #1f2937; color: #fff; }
-.chip.accepted { background: #d1fae5; border-color: #059669; color: #064e3b; margin-left: 12px; }
-.chip.rejected { background: #f9fafb; border-color: #d1d5db; color: #6b7280; margin-left: 12px; }
-.chip.bonus { background: #fef3c7; border-color: #d97706; color: #78350f; margin-left: 12px; }
+.chip.accepted { background: #d1fae5; border-color: #059669; color: #064e3b; }
+.chip.rejected { background: #f9fafb; border-color: #d1d5db; color: #6b7280; }
+.chip.bonus { background: #fef3c7; border-color: #d97706; color: #78350f; }
 """
