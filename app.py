@@ -197,32 +197,32 @@ class Tab:
         }
 
     def finish(self, comparison, messages: list[dict]) -> dict:
-        """The most fruitful tree, and the conversation for the next prompt, which goes on from the plain answer."""
+        """The most telling tree, and the conversation for the next prompt, which goes on from the plain answer."""
         answer = {"role": "assistant", "content": self.text(comparison.plain)}
         updates = {self.history: [*messages, answer], self.outcome: comparison}
         rounds = comparison.drafted.rounds
         if not rounds:
             return updates
-        best = max(range(len(rounds)), key=lambda i: len(rounds[i].path)) + 1
+        number = present.telling_round(rounds)
         return {
             **updates,
             self.trees: gr.update(visible=True),
-            self.round: gr.update(value=best, maximum=max(2, len(rounds))),  # a slider needs two ends
-            self.picture: self.draw(best, comparison),
+            self.round: gr.update(value=number, maximum=max(2, len(rounds))),  # a slider needs two ends
+            self.picture: self.draw(number, comparison),
         }
 
     def text(self, run) -> str:
         """The text of a run's tokens; an unfinished character at its end is left out."""
         if run is None:
             return ""
-        return self.models.loaded.tokenizer.decode(run.token_ids, skip_special_tokens=True).rstrip("\ufffd")
+        return self.models.tokenizer.decode(run.token_ids, skip_special_tokens=True).rstrip("\ufffd")
 
     def draw(self, number: int, outcome) -> str:
         """The tree of a round."""
         if outcome is None or not outcome.drafted.rounds:
             return ""
         rounds = outcome.drafted.rounds
-        tokenizer = self.models.loaded.tokenizer
+        tokenizer = self.models.tokenizer
         return present.round_html(rounds, min(number, len(rounds)), outcome.drafted.token_ids, tokenizer)
 
 
@@ -252,13 +252,18 @@ def build_page(models: Models) -> gr.Blocks:
     return page.queue(max_size=QUEUE_SIZE)
 
 
-def main() -> None:
-    """Serve the page on this machine."""
+def parse(arguments: list[str] | None = None) -> argparse.Namespace:
+    """The options."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default=EMBEDDED, help="the target: path, Hub id, or 'embedded'")
     parser.add_argument("--assistant-model", help="the drafter: path or Hub id; default: the embedded model's own")
     parser.add_argument("--port", type=int, default=7860)
-    args = parser.parse_args()
+    return parser.parse_args(arguments)
+
+
+def main() -> None:
+    """Serve the page on this machine."""
+    args = parse()
     page = build_page(Models(args.model, args.assistant_model))
     fonts = ["system-ui", "sans-serif"]  # of the visitor's own machine: nothing is fetched from elsewhere
     theme = gr.themes.Soft(font=fonts, font_mono=["ui-monospace", "monospace"], primary_hue="emerald")

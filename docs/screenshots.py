@@ -25,7 +25,7 @@ def main(address: str) -> None:
                 page.wait_for_timeout(500)  # until the focus ring has faded
                 picture = Image.open(io.BytesIO(page.screenshot(full_page=True)))
                 path = Path(__file__).with_name(f"demo-{tab.lower()}-{width}.png")
-                picture.convert("RGB").quantize(64).save(path, optimize=True)
+                picture.convert("RGB").quantize(128).save(path, optimize=True)
         browser.close()
 
 

@@ -164,12 +164,10 @@ def test_the_slider_steps_through_the_trees(page):
     svg = page.locator(".tree svg:visible")
     expect(svg).to_be_visible()
     shown = svg.inner_html()
-    accepted = svg.locator("g.accepted").count()
     slider = page.get_by_label("range slider for Tree of round")
     for number in range(1, int(slider.get_attribute("max")) + 1):
         slider.fill(str(number))
         expect(page.locator(".round:visible")).to_contain_text(f"Round {number} of")
-        assert svg.locator("g.accepted").count() <= accepted  # the most fruitful one was shown first
     assert svg.inner_html() != shown
     assert svg.locator("g.root").count() == 1
 

@@ -9,13 +9,17 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from transformers import PreTrainedTokenizerFast
 
 import hf_ddtree
 from hf_ddtree import DraftTree
 from hf_ddtree.demo import DRAFTER, PROMPT_LOOKUP, Models, Request, Sampling, StopSwitch, compare, tree_svg
 from hf_ddtree.demo.models import Loaded
-from hf_ddtree.demo.present import conversation_html, round_html, stats_html, verdict_html
+from hf_ddtree.demo.present import conversation_html, round_html, stats_html, telling_round, verdict_html
 from hf_ddtree.demo.request import MAX_NEW_TOKENS, MAX_PROMPT_CHARACTERS, MAX_PROMPT_TOKENS
+from hf_ddtree.demo.session import DraftedRound
 from hf_ddtree.demo.text import escape, shorten, visible, width
 from hf_ddtree.demo.tree_svg import MOST_NODES
 from hf_ddtree.demo.verdict import judge
@@ -423,3 +427,34 @@ def test_the_verdict_gives_the_ratio_of_the_speeds(loaded):
     outcome = finish(loaded, ask())
     outcome = replace(outcome, plain=replace(outcome.plain, seconds=3.0), drafted=replace(outcome.drafted, seconds=2.0))
     assert "1.50×" in verdict_html(outcome)
+
+
+def test_the_telling_round_kept_and_rejected():
+    chain = DraftedRound(DraftTree.from_lists([1, 2, 3], [-1, 0, 1]), [0, 1, 2], None)
+    fork = DraftedRound(DraftTree.from_lists([1, 2, 3], [-1, 0, 0]), [0, 1], None)
+    vain = DraftedRound(fork.tree, [0], None)
+    assert telling_round([chain, vain, fork, vain]) == 3
+    assert telling_round([replace(chain, path=[0, 1, 2]), chain]) == 1
+
+
+def test_slow_trees_are_called_slow(loaded):
+    outcome = finish(loaded, ask())
+    slow = replace(outcome, plain=replace(outcome.plain, seconds=1.0), drafted=replace(outcome.drafted, seconds=2.0))
+    assert "did not pay" in verdict_html(slow)
+    assert "did not pay" not in verdict_html(replace(slow, plain=replace(slow.plain, seconds=3.0)))
+
+
+@pytest.mark.parametrize("drafter", [DRAFTER, PROMPT_LOOKUP])
+def test_any_model_can_be_shown(drafter, tmp_path):
+    """A checkpoint by path, with a drafter by path; another dtype is another copy."""
+    model = tiny_model("llama", vocab_size=1024)
+    model.save_pretrained(tmp_path / "model")
+    tiny_dflash_drafter(model).save_pretrained(tmp_path / "drafter")
+    tokenizer = Tokenizer(WordLevel({"a": 5, "b": 6, "?": 7}, unk_token="?"))
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer).save_pretrained(tmp_path / "model")
+    models = Models(str(tmp_path / "model"), str(tmp_path / "drafter"))
+    loaded = models.get("float32")
+    assert finish(loaded, ask("a b a b", drafter=drafter)).verdict.kind == "identical"
+    assert models.get("float32") is loaded
+    assert models.get("bfloat16").model.dtype == models.loaded.drafters[DRAFTER].dtype == torch.bfloat16
+    assert models.drafter_label.endswith("drafter")

@@ -34,8 +34,8 @@ class Models:
 
     def __init__(self, model: str = EMBEDDED, assistant_model: str | None = None):
         self.model, self.assistant_model = model, assistant_model
-        self.dtype = None
-        self.loaded = None
+        self.dtype = self.loaded = None
+        self.tokenizer = None  # stays while another dtype is loaded
 
     @property
     def drafter_label(self) -> str:
@@ -49,6 +49,7 @@ class Models:
         if dtype != self.dtype:
             self.loaded = self.dtype = None  # one copy in memory at a time
             self.loaded, self.dtype = self._load(getattr(torch, dtype)), dtype
+            self.tokenizer = self.loaded.tokenizer
         return self.loaded
 
     def _load(self, dtype: torch.dtype) -> Loaded:

@@ -67,6 +67,12 @@ def message_html(text: str, mood: str = "neutral") -> str:
     return f'<div class="verdict {mood}">{escape(text)}</div>'
 
 
+def telling_round(rounds: list[DraftedRound]) -> int:
+    """The number, from 1, of the round that kept most tokens among those that also rejected some, if any did."""
+    best = max(range(len(rounds)), key=lambda i: (len(rounds[i].tree) > len(rounds[i].path), len(rounds[i].path)))
+    return best + 1
+
+
 def round_html(rounds: list[DraftedRound], number: int, prefix: list[int], tokenizer: PreTrainedTokenizerBase) -> str:
     """The tree of round `number`, counted from 1, with what led to it.
 
