@@ -225,9 +225,16 @@ def test_mistakes_are_explained(page):
     assert "Traceback" not in page.inner_text("body")
 
 
+# what reaches over the window's right edge, also where an ancestor hides it
+OUTSIDE = """() => [...document.querySelectorAll("h1, p, label, button, textarea, input, .verdict")].filter(
+    element => element.offsetParent && element.getBoundingClientRect().right > window.innerWidth + 1
+).map(element => element.outerHTML)"""
+
+
 @pytest.mark.parametrize("width", [1280, 390])
 def test_nothing_is_wider_than_the_window(page, width):
     page.set_viewport_size({"width": width, "height": 844})
     for tab in ("Greedy", "Sampled"):
         page.get_by_role("tab", name=tab).click()
         assert page.evaluate("document.documentElement.scrollWidth") <= width
+        assert page.evaluate(OUTSIDE) == []
