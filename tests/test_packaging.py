@@ -3,6 +3,7 @@
 import os
 import re
 import runpy
+import shlex
 import shutil
 import subprocess
 import sys
@@ -128,8 +129,24 @@ def test_the_kernels_folder_does_not_hide_the_hub_package(hub_kernels, tmp_path)
 
 def test_the_commands_of_the_readme_exist():
     targets = set(re.findall(r"^(\w+):", (ROOT / "Makefile").read_text(), flags=re.MULTILINE))
-    commands = re.findall(r"\bmake (\w+)\b", "\n".join(code_of(ROOT / "README.md")))
-    assert {"demo", "test"} <= set(commands) <= targets
+    pages = (ROOT / "README.md", ROOT / "docs" / "demo.md")
+    commands = re.findall(r"\bmake (\w+)\b", "\n".join(code for page in pages for code in code_of(page)))
+    assert {"demo", "app", "test"} <= set(commands) <= targets
+
+
+def test_the_commands_that_start_the_page_are_understood():
+    pytest.importorskip("gradio", reason="needs gradio, which `make test` installs")
+    app = runpy.run_path(str(ROOT / "app.py"))
+    commands = re.findall(r"^python app\.py(.*?)(?:#.*)?$", (ROOT / "docs" / "demo.md").read_text(), re.MULTILINE)
+    assert len(commands) == 2
+    for arguments in commands:
+        app["parse"](shlex.split(arguments))
+
+
+def test_the_pictures_of_the_pages_exist():
+    for page in (ROOT / "README.md", *(ROOT / "docs").glob("*.md")):
+        for picture in re.findall(r"!\[.*?\]\((.*?)\)", page.read_text()):
+            assert (page.parent / picture).stat().st_size < 200_000
 
 
 def code_of(markdown: Path) -> list[str]:
