@@ -102,8 +102,8 @@ _KINDS = {
 }
 _CHIPS = (f'<span><span class="chip {kind}">{kind}</span> {meaning}</span>' for kind, meaning in _KINDS.items())
 LEGEND = (
-    f'<p class="legend">{"".join(_CHIPS)}<span>A percentage is the drafter\'s estimate that the text gets to this node; '
-    "prompt look-up has none.</span></p>"
+    f'<p class="legend">{"".join(_CHIPS)}<span>A percentage is the drafter\'s estimate that the text gets to this node.'
+    "</span></p>"
 )
 
 STYLE = """
