@@ -282,6 +282,14 @@ def test_plots_are_drawn_from_what_there_is(tmp_path):
     assert len(list(tmp_path.glob("*.png"))) == 7
 
 
+def test_the_cost_of_verification_is_printed_and_drawn(folder, capsys, tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    main(options(folder, "drafter", "--tree-budgets", "4,auto", "--temperatures", "0", "--limit", "1"))
+    printed = capsys.readouterr().out
+    assert "| tree auto |" in printed and "| n | measured, " in printed
+    assert list(folder.glob("drafter/*-verify_cost.png"))
+
+
 def test_the_interval_holds_the_median_and_narrows_with_the_sample():
     generator = torch.Generator().manual_seed(0)
     small, large = (torch.randn(n, generator=generator).add(2).tolist() for n in (10, 1000))

@@ -25,6 +25,7 @@ from .methods import methods
 from .plots import save_plots
 from .report import kind_table, stage_table, table
 from .run import RowFile, measure_prompts, warm_up
+from .verify_cost import cost_table, save_cost_plot, target_cost
 
 PROMPTS = Path(__file__).with_name("prompts.jsonl")
 TREE_BUDGETS = [16, 32, 64, 128, 256, 512, 1024, "auto"]
@@ -75,6 +76,8 @@ def main(arguments: list[str] | None = None) -> None:
         file.clear()  # the processes' lines are mixed in it
         file.append(rows)
     report(rows, args.output)
+    if "auto" in args.tree_budgets:
+        report_cost(target, args.output)
     print(json.dumps(setting))
     if interrupted:
         sys.exit("interrupted: this is what was finished")
@@ -88,6 +91,15 @@ def report(rows: list[dict], output: str | None) -> None:
     print(f"{table(rows)}\n{kind_table(rows)}\n{stage_table(rows)}")
     if output is not None:
         print("\n".join(save_plots(rows, output)))
+
+
+def report_cost(target: PreTrainedModel, output: str | None) -> None:
+    """Print and draw what the automatic budget believes verification to cost."""
+    cost = target_cost(target)
+    print(cost_table(cost))
+    if output is not None:
+        save_cost_plot(cost, f"{output}-verify_cost.png")
+        print(f"{output}-verify_cost.png")
 
 
 def parse(arguments: list[str] | None) -> argparse.Namespace:
