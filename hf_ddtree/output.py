@@ -2,7 +2,7 @@
 
 import time
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from transformers import Cache
@@ -82,7 +82,8 @@ class Recorder:
         """Record a finished round."""
         entry = Round(tree_size=len(tree) - 1, accepted_length=len(path) - 1)
         if self.options.tree_trace:
-            entry.tree, entry.path = tree, path
+            # without what children were drawn from, which takes a vocabulary per level
+            entry.tree, entry.path = replace(tree, proposals={}), path
         if self.options.tree_timing:
             entry.seconds, self.seconds = self.seconds, {}
         self.rounds.append(entry)

@@ -153,6 +153,5 @@ def drafted_rounds(output, prompt_length: int) -> list[DraftedRound] | None:
     for entry in rounds:
         root += len(entry.path)  # where this round's bonus token is, which is the next root
         bonus = sequence[root] if root < len(sequence) else None
-        # without the drafter's distributions, which take a vocabulary each
-        drafted.append(DraftedRound(replace(entry.tree, proposals={}), entry.path, bonus))
+        drafted.append(DraftedRound(entry.tree, entry.path, bonus))
     return drafted
