@@ -20,14 +20,14 @@ logger = logging.getLogger(__name__)
 LARGEST_BUDGET = 256  # of the slider; on a CPU the best ones are far smaller
 QUEUE_SIZE = 16
 EXAMPLES = {
+    "Write a function": "Write a Python function that returns the n-th Fibonacci number, and explain it.",
+    "Explain": "Explain in simple words why the sky is blue.",
+    "Tell a story": "Tell a short story about a lighthouse keeper and a lost whale.",
     "Add docstrings": "Add a docstring to each method of this class:\n\n```python\nclass Stack:\n    def __init__(self):\n"
     "        self.items = []\n\n    def push(self, item):\n        self.items.append(item)\n\n    def pop(self):\n"
     "        return self.items.pop()\n```",
     "Correct a text": "Correct the spelling and repeat the text: The libary opens at nine in the morning and closes at "
     "six in the evning. On Sundays the libary is closed, but the readng room stays open.",
-    "Write a function": "Write a Python function that returns the n-th Fibonacci number, and explain it.",
-    "Explain": "Explain in simple words why the sky is blue.",
-    "Tell a story": "Tell a short story about a lighthouse keeper and a lost whale.",
 }
 INTRODUCTION = """# The same text, in fewer steps
 

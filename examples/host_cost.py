@@ -18,8 +18,8 @@ import torch
 from transformers import AutoConfig, DynamicCache, LogitsProcessorList, MaxLengthCriteria, StoppingCriteriaList
 
 import hf_ddtree
-from hf_ddtree.masks import tree_attention_mask
 from hf_ddtree.cache import commit_path
+from hf_ddtree.masks import tree_attention_mask
 from hf_ddtree.randomness import Randomness
 from hf_ddtree.tree import POLICIES
 from hf_ddtree.verify import path_to
