@@ -119,39 +119,45 @@ def attention_functions(model: PreTrainedModel, use_kernel: bool) -> list[TreeFu
     return [TreeFunction(names, "eager_attention_forward", TreeForward.attend) for names in eager.values()]
 
 
-def choose_kernel(model: PreTrainedModel, backend: str, model_kwargs: dict, path_by_path: bool) -> bool:
+def choose_kernel(
+    model: PreTrainedModel, backend: str, device: torch.device, model_kwargs: dict, path_by_path: bool
+) -> bool:
     """Whether the Triton kernel attends: "auto" where it can and the device is a GPU.
 
     Args:
         backend: `tree_attention` of the request.
+        device: where the inputs are.
         model_kwargs: `generate`'s keyword arguments for the forward.
         path_by_path: the trees of this model are verified path by path.
 
     Raises:
         ValueError: if "triton" was asked for and cannot run.
     """
-    problem = _kernel_problem(model, model_kwargs, path_by_path)
+    on_gpu = _on_gpu(model, device)
+    problem = _kernel_problem(model, on_gpu, model_kwargs, path_by_path)
     if backend == "triton" and problem is not None:
         raise ValueError(f'tree_attention="triton": {problem}; use "auto" or "sdpa".')
-    return backend == "triton" or (backend == "auto" and problem is None and _on_gpu(model))
+    return backend == "triton" or (backend == "auto" and problem is None and on_gpu)
 
 
-def _kernel_problem(model, model_kwargs: dict, path_by_path: bool) -> str | None:
+def _kernel_problem(model, on_gpu: bool, model_kwargs: dict, path_by_path: bool) -> str | None:
     if find_spec("triton") is None:
         return "Triton is not installed (pip install triton; there is none for macOS)"
-    if not _on_gpu(model) and not _interpreted():
+    if not on_gpu and not _interpreted():
         return "the kernel runs on CUDA and ROCm devices, or very slowly on a CPU where TRITON_INTERPRET=1 is set"
-    if path_by_path or not model._supports_attention_backend:
-        return f"{type(model).__name__} does not attend through transformers' AttentionInterface over a whole tree"
+    if path_by_path:
+        return f"{type(model).__name__} is verified path by path"
+    if not model._supports_attention_backend:
+        return f"transformers does not vouch for the attention of {type(model).__name__} going through its interface"
     mask = model_kwargs["attention_mask"]
     if mask is not None and not torch.equal(mask.bool(), mask.bool().cummax(dim=-1).values):
         return "attention_mask hides tokens other than padding at the left"
     return None
 
 
-def _on_gpu(model) -> bool:
-    """Whether every weight is on a GPU when its layer runs; offloaded ones are "meta" before."""
-    return {parameter.device.type for parameter in model.parameters()} <= {"cuda", "meta"}
+def _on_gpu(model, device: torch.device) -> bool:
+    """Whether every layer runs on a GPU; offloaded weights are "meta" until then, and go where the inputs are."""
+    return device.type == "cuda" and {parameter.device.type for parameter in model.parameters()} <= {"cuda", "meta"}
 
 
 def _interpreted() -> bool:

@@ -12,6 +12,7 @@ from .tree import DraftTree
 
 MOST_NODES = 1024
 FIRST_LIMIT = 32
+FIRST_DRAFT = 0.2  # of the time of one node: what drafting is taken to cost before it was seen
 MOST_SKIPPED = 64  # rounds between two attempts at drafting where it does not pay
 TOLERATED_LOSS = 0.01  # of speed, before drafting pauses: looking for something to draft is nearly free
 DECAY = 0.85  # of averages over rounds: about the last seven count
@@ -92,6 +93,8 @@ class CostAwareBudget(Budget):
         return self._drafted
 
     def trim(self, tree, seconds):
+        # not these seconds: drawing takes longer for some tokens than for others
+        draft_seconds = self.draft_seconds.value or FIRST_DRAFT * self.scale.value * float(self.cost.seconds(1, self.length))
         self.draft_seconds.add(seconds)
         if tree.log_reach is None:
             return tree
@@ -99,7 +102,7 @@ class CostAwareBudget(Budget):
         order = np.argsort(-log_reach, kind="stable")  # parents first
         expected = 1 + np.cumsum([0.0, *self.calibration.expected(log_reach[order])])
         costs = self.scale.value * self.cost.seconds(np.arange(1, len(tree) + 1), self.length)
-        n = int(np.argmax(expected / (self.draft_seconds.value + costs)))
+        n = int(np.argmax(expected / (draft_seconds + costs)))
         self.limit = min(max(2 * n, FIRST_LIMIT), MOST_NODES)
         return tree.subtree([0, *sorted((order[:n] + 1).tolist())])
 

@@ -21,6 +21,7 @@ from .verify import tree_verifier
 
 SIZES = (1, 3, 5, 9, 17, 33, 65, 129, 257, 513)  # nodes, the root included
 LENGTHS = (64, 1024)  # committed tokens
+LONGEST_CALL = 2.0  # seconds; where so many nodes take longer, or too much memory, larger trees are extrapolated
 REPEATS, PATIENCE = 5, 0.3  # calls per size, fewer if they take more seconds than that
 logger = logging.getLogger(__name__)
 
@@ -32,12 +33,22 @@ class VerifyCost:
     Args:
         sizes: numbers of nodes, the root included, ascending.
         lengths: the two lengths.
-        seconds: `[2][len(sizes)]`, measured.
+        measured: `[2][len(sizes)]`, seconds.
+
+    Raises:
+        ValueError: if these do not fit together.
     """
 
     sizes: list[int]
     lengths: list[int]
     measured: list[list[float]]
+
+    def __post_init__(self):
+        values = np.array(self.measured, dtype=float)
+        if values.shape != (2, len(self.sizes)) or len(self.sizes) < 2 or len(self.lengths) != 2:
+            raise ValueError("a cost has two lengths, two sizes at least, and a value for each of both")
+        if not (np.isfinite(values).all() and (values > 0).all() and (np.diff(self.sizes) > 0).all()):
+            raise ValueError("costs are positive numbers, for ascending sizes")
 
     def seconds(self, n_nodes, length: int) -> np.ndarray:
         """Seconds of a forward over `n_nodes` (an integer or an array) after `length` committed tokens."""
@@ -80,13 +91,17 @@ def verify_cost(model: PreTrainedModel, device: torch.device, use_kernel: bool) 
         device: where its inputs are.
         use_kernel: whether the Triton kernel attends.
     """
-    path = user_cache() / "verify-cost" / f"{_fingerprint(model, device, use_kernel)}.json"
     try:
+        path = user_cache() / "verify-cost" / f"{_fingerprint(model, device, use_kernel)}.json"
         return VerifyCost(**json.loads(path.read_text(encoding="utf-8")))
+    except RuntimeError:  # there is no home directory
+        path = None
     except (OSError, ValueError, TypeError):
         pass  # not there, or unreadable: measured anew
     logger.warning("Measuring what verifying trees costs on this machine, once.")
     cost = measure(model, device, use_kernel)
+    if path is None:
+        return cost
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         unfinished = path.with_suffix(f".{os.getpid()}")
@@ -106,7 +121,7 @@ def _fingerprint(model: PreTrainedModel, device: torch.device, use_kernel: bool)
         "attention": model.config.get_text_config(decoder=True)._attn_implementation,
         "dtypes": sorted({str(parameter.dtype) for parameter in model.parameters()}),
         "devices": sorted({str(parameter.device) for parameter in model.parameters()}),
-        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else platform.processor(),
+        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else cpu_name(),
         "kernel": use_kernel,
         "threads": torch.get_num_threads(),
         "versions": [torch.__version__, transformers.__version__],
@@ -114,24 +129,46 @@ def _fingerprint(model: PreTrainedModel, device: torch.device, use_kernel: bool)
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:32]
 
 
+def cpu_name() -> str:
+    """What this machine says of its processor."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return platform.processor() or platform.machine()
+    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.machine()
+
+
 @torch.no_grad()
 def measure(model: PreTrainedModel, device: torch.device, use_kernel: bool) -> VerifyCost:
     """Median seconds of verifying trees of `SIZES` after random texts of `LENGTHS`."""
     config = model.config.get_text_config(decoder=True)
     longest = getattr(config, "max_position_embeddings", None) or max(LENGTHS) + max(SIZES)
-    lengths = [min(LENGTHS[0], longest // 8), min(LENGTHS[1], longest // 2)]
-    sizes = SIZES[: max(2, sum(n + lengths[1] <= longest for n in SIZES))]
+    lengths = [max(1, min(LENGTHS[0], longest // 8)), max(1, min(LENGTHS[1], longest // 2))]
+    sizes = list(SIZES[: max(2, sum(n + lengths[1] <= longest for n in SIZES))])
+    keep = {"logits_to_keep": 1} if model._supports_logits_to_keep() else {}
     generator = torch.Generator().manual_seed(0)
     rows = []
     for length in lengths:
         cache = DynamicCache(config=config)
         tokens = torch.randint(config.vocab_size, (1, length), generator=generator).to(device)
         positions = torch.arange(length, device=device)[None]
-        model(input_ids=tokens, position_ids=positions, cache=cache, use_cache=True)
+        model(input_ids=tokens, position_ids=positions, cache=cache, use_cache=True, **keep)
         inputs = {"cache": cache, "attention_mask": None, "position_ids": positions[:, -1:] + 1, "use_cache": True}
         with tree_verifier(model, cache, use_kernel) as verifier:
-            rows.append([_median_seconds(verifier, n, inputs, device) for n in sizes])
-    return VerifyCost(list(sizes), lengths, rows)
+            row = []
+            for n_nodes in sizes:
+                try:
+                    row.append(_median_seconds(verifier, n_nodes, inputs, device))
+                except torch.OutOfMemoryError:
+                    if len(row) < 2:
+                        raise
+                    break
+                if row[-1] > LONGEST_CALL and len(row) > 1:
+                    break
+        rows.append(row)
+        sizes = sizes[: len(row)]
+    return VerifyCost(sizes, lengths, [row[: len(sizes)] for row in rows])
 
 
 def _median_seconds(verifier, n_nodes: int, inputs: dict, device: torch.device) -> float:

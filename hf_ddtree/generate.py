@@ -135,8 +135,9 @@ def _tree_decoding(
     options = generation_config._tree_config
     drafter = tree_candidate_generator(assistant_model, model, generation_config, options.policy)
     cache = model_kwargs["cache"]
-    use_kernel = choose_kernel(model, options.tree_attention, model_kwargs, is_path_by_path(model, cache))
-    check_tree_attention(model, input_ids.device, use_kernel)
+    device, path_by_path = input_ids.device, is_path_by_path(model, cache)
+    use_kernel = choose_kernel(model, options.tree_attention, device, model_kwargs, path_by_path)
+    check_tree_attention(model, device, use_kernel)
     budget = make_budget(options.tree_budget, model, input_ids, use_kernel)
 
     emitter = Emitter.from_config(input_ids, logits_processor, stopping_criteria, generation_config, streamer)
@@ -164,7 +165,7 @@ def _tree_decoding(
                 verifier.commit_path(path)
                 drafter.observe(emitter.take_overlaps())
                 if not emitter.finished:
-                    drafter.commit_path(path, tap(outputs, drafter.tapped_states, rows=path))
+                    drafter.commit_path(tree.drafted_nodes(path), tap(outputs, drafter.tapped_states, rows=path))
                 model_kwargs = model._update_model_kwargs_for_generation(
                     outputs, model_kwargs, num_new_tokens=len(path)
                 )

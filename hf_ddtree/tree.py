@@ -52,6 +52,7 @@ class DraftTree:
         log_reach: `[N]` float32, the estimated log-probability that the walk reaches a node, 0 for the root and at most
             the parent's. None if there is no estimate, or if it depends on tokens that were drawn: then nothing may be
             decided by it.
+        origin: of a part of a drafted tree, the index there of each node; None for a whole one.
     """
 
     token_ids: torch.Tensor
@@ -59,6 +60,7 @@ class DraftTree:
     depths: torch.Tensor
     proposals: dict[int, Proposal] = field(default_factory=dict)
     log_reach: torch.Tensor | None = None
+    origin: list[int] | None = None
 
     @classmethod
     def from_lists(
@@ -99,7 +101,12 @@ class DraftTree:
             for node, proposal in self.proposals.items()
             if n_kept[node]
         }
-        return DraftTree(self.token_ids[nodes], _tensor(parents), self.depths[nodes], proposals, self.log_reach[nodes])
+        token_ids, depths, log_reach = self.token_ids[nodes], self.depths[nodes], self.log_reach[nodes]
+        return DraftTree(token_ids, _tensor(parents), depths, proposals, log_reach, origin=nodes)
+
+    def drafted_nodes(self, path: list[int]) -> list[int]:
+        """The nodes of a path as the drafter counted them."""
+        return path if self.origin is None else [self.origin[node] for node in path]
 
     @cached_property
     def _drawn(self) -> set[int]:

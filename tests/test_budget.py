@@ -13,6 +13,7 @@ import hf_ddtree
 from hf_ddtree import DraftTree
 from hf_ddtree.budget import MOST_SKIPPED, Average, Budget, Calibration, CostAwareBudget
 from hf_ddtree.cost import VerifyCost
+from hf_ddtree.drafters import TreeCandidateGenerator
 from hf_ddtree.randomness import Randomness
 from hf_ddtree.testing import VOCAB_SIZE, ScriptedDrafter, tiny_dflash_drafter, tiny_model, truncated_copy
 from hf_ddtree.tree import POLICIES, build_tree
@@ -50,7 +51,9 @@ def test_a_number_is_what_every_round_gets():
 def test_no_other_number_of_nodes_has_a_better_rate(seed, slope, draft):
     tree = drafted(seed)
     cost = VerifyCost([1, 101], [1, 2], [[1.0, 1.0 + 100 * slope]] * 2)
-    kept = CostAwareBudget(cost, 1).trim(tree, draft)
+    budget = CostAwareBudget(cost, 1)
+    budget.draft_seconds.add(draft)
+    kept = budget.trim(tree, draft)
     gains = np.sort(Calibration().expected(tree.log_reach[1:].double().numpy()))[::-1]
     rates = [(1 + gains[:n].sum()) / (draft + 1 + slope * n) for n in range(len(tree))]
     assert rates[len(kept) - 1] == pytest.approx(max(rates))
@@ -84,6 +87,45 @@ def test_the_same_number_depends_on_no_drawn_token():
     assert 2 < len(kept[0]) < len(trees[0])
     assert len({tuple(tree.token_ids.tolist()) for tree in kept}) > 1
     assert len({tuple(tree.parents.tolist()) for tree in kept}) == 1
+
+
+def test_it_does_not_depend_on_how_long_this_draft_took():
+    """Drawing some tokens takes longer than drawing others."""
+    sizes = {len(CostAwareBudget(STEEP, 1).trim(drafted(1), seconds)) for seconds in (1e-5, 0.1, 10.0)}
+    assert len(sizes) == 1
+
+
+class Scattered(TreeCandidateGenerator):
+    """The right tokens behind decoys: what is kept of the tree has other indices than the tree."""
+
+    def __init__(self, script: list[int]):
+        self.script, self.tree, self.accepted = script, None, []
+
+    def get_candidates(self, input_ids, tree_budget, max_depth):
+        right = self.script[input_ids.shape[1] :][: min(3, max_depth)]
+        decoys, first = 6, 7
+        parents = [-1, *[0] * decoys, 0, *range(first, first + len(right) - 1)][: 1 + decoys + len(right)]
+        log_reach = [0.0, *[-12.0] * decoys, *(-0.01 * depth for depth in range(1, len(right) + 1))]
+        tokens = [int(input_ids[0, -1]), *range(decoys), *right]
+        self.tree = DraftTree.from_lists(tokens, parents, log_reach=log_reach)
+        return self.tree
+
+    def commit_path(self, path, hidden_states):
+        self.accepted += [] if path == [0] else self.tree.token_ids[path[1:]].tolist()
+
+
+def test_drafters_hear_of_nodes_as_they_counted_them(monkeypatch):
+    monkeypatch.setattr("hf_ddtree.budget.verify_cost", lambda *_: STEEP)
+    model = hf_ddtree.enable(tiny_model("llama"))
+    prompt = torch.tensor([[5, 6, 7]])
+    plain = model.generate(prompt, max_new_tokens=30, do_sample=False)
+    drafter = Scattered(plain[0].tolist())
+    options = {"tree_budget": "auto", "return_dict_in_generate": True, "tree_trace": True}
+    output = model.generate(prompt, max_new_tokens=30, do_sample=False, assistant_model=drafter, **options)
+    assert torch.equal(output.sequences, plain)
+    kept = [r.tree.token_ids[r.path[1:]].tolist() for r in output.rounds[:-1]]
+    assert any(kept) and sum(kept, []) == drafter.accepted[: len(sum(kept, []))]
+    assert any(r.tree_size < 6 for r in output.rounds if r.accepted_length)
 
 
 def play(budget: CostAwareBudget, clock, accepts: bool, rounds: int, cost: float = 0.5) -> list[bool]:

@@ -76,20 +76,66 @@ def test_it_is_measured_once_per_model_and_setting(counted, tmp_path):
     assert len(list((tmp_path / "hf_ddtree" / "verify-cost").glob("*.json"))) == 4
 
 
-@pytest.mark.parametrize("content", ["", "{", "[]", json.dumps({"sizes": [1]})])
+def file(sizes=(1, 3), lengths=(8, 16), measured=((0.1, 0.2), (0.1, 0.3))) -> str:
+    return json.dumps({"sizes": sizes, "lengths": lengths, "measured": measured})
+
+
+BROKEN = [
+    file(sizes=[], lengths=[], measured=[]),
+    file(sizes=[1], measured=[[0.1], [0.1]]),
+    file(sizes=[3, 1]),
+    file(measured=[[0.1, 0.2]]),
+    file(measured=[[0.1, 0.2], [0.0, 0.2]]),
+    file(measured=[[0.1, 0.2], [0.1, float("nan")]]),
+    file(measured=[["a", 0.2], [0.1, 0.2]]),
+]
+
+
+def test_a_sound_file_is_used(counted, tmp_path):
+    model = tiny_model("llama")
+    verify_cost(model, CPU, False)
+    next((tmp_path / "hf_ddtree" / "verify-cost").iterdir()).write_text(file())
+    assert verify_cost(model, CPU, False).sizes == [1, 3] and len(counted) == 1
+
+
+def test_without_a_home_directory_it_is_measured_and_not_kept(counted, monkeypatch):
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setattr(cost_module.Path, "home", lambda: (_ for _ in ()).throw(RuntimeError("no home")))
+    assert verify_cost(tiny_model("llama"), CPU, False).measured
+
+
+def test_what_takes_too_long_or_too_much_memory_ends_the_measurement(monkeypatch):
+    times = {1: 0.1, 3: 0.2, 5: 3.0}
+    monkeypatch.setattr(cost_module, "_median_seconds", lambda verifier, n, *_: times[n])
+    assert cost_module.measure(tiny_model("llama"), CPU, False).sizes == [1, 3, 5]
+
+    def out_of_memory(verifier, n, *_):
+        if n > 3:
+            raise torch.OutOfMemoryError
+        return times[n]
+
+    monkeypatch.setattr(cost_module, "_median_seconds", out_of_memory)
+    assert cost_module.measure(tiny_model("llama"), CPU, False).sizes == [1, 3]
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", json.dumps({"sizes": [1]}), *BROKEN])
 def test_a_broken_file_is_replaced(counted, tmp_path, content):
     model = tiny_model("llama")
     cost = verify_cost(model, CPU, False)
-    (file,) = (tmp_path / "hf_ddtree" / "verify-cost").iterdir()
-    file.write_text(content)
+    (kept,) = (tmp_path / "hf_ddtree" / "verify-cost").iterdir()
+    kept.write_text(content)
     verify_cost(model, CPU, False)
     assert len(counted) == 2
-    assert json.loads(file.read_text())["sizes"] == cost.sizes
+    assert json.loads(kept.read_text())["sizes"] == cost.sizes
 
 
 def test_a_directory_that_cannot_be_written_is_no_error(counted, tmp_path, monkeypatch):
     (tmp_path / "hf_ddtree").write_text("in the way")
     assert len(verify_cost(tiny_model("llama"), CPU, False).sizes) >= 2
+
+
+def test_models_of_few_positions_can_be_measured(counted):
+    assert verify_cost(tiny_model("llama", max_position_embeddings=7), CPU, False).measured
 
 
 @pytest.mark.parametrize("family", ["llama", "gpt2", "gemma3_text", "gpt_oss", "qwen3_next", next(iter(RECURRENT_FAMILIES))])

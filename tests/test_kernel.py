@@ -9,6 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import accelerate
 import pytest
 import torch
 
@@ -173,6 +174,15 @@ def test_where_the_kernel_cannot_run_it_says_why(situation, message, monkeypatch
         model.generate(**inputs, max_new_tokens=3, tree_budget=4, tree_attention="triton")
     expected = hf_ddtree.disable(copy.deepcopy(model)).generate(**inputs, max_new_tokens=3, do_sample=False)
     assert torch.equal(model.generate(**inputs, max_new_tokens=3, tree_budget=4, do_sample=False), expected)
+
+
+def test_an_offloaded_model_is_not_taken_for_one_on_a_gpu():
+    """Its weights are on "meta" while they are not needed."""
+    model = hf_ddtree.enable(tiny_model("llama"))
+    prompt = torch.tensor([[5, 6, 7]])
+    expected = model.generate(prompt, max_new_tokens=10, do_sample=False)
+    accelerate.cpu_offload(model, execution_device=torch.device("cpu"))
+    assert torch.equal(model.generate(prompt, max_new_tokens=10, do_sample=False, tree_budget=4), expected)
 
 
 def test_the_speed_script_runs(capsys):

@@ -17,6 +17,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
 import hf_ddtree
 
+from ..cost import cpu_name
 from ..drafters import load_drafter
 from ..embedded import load_embedded
 from ..generate import enable
@@ -168,16 +169,6 @@ def environment(target: PreTrainedModel, state: PartialState) -> dict:
         "transformers": transformers.__version__,
         "accelerate": accelerate.__version__,
     }
-
-
-def cpu_name() -> str:
-    """What this machine says of its processor."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        return platform.processor() or platform.machine()
-    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.machine()
 
 
 if __name__ == "__main__":

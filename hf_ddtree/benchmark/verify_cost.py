@@ -11,7 +11,7 @@ from ..verify import is_path_by_path
 def target_cost(target: PreTrainedModel) -> VerifyCost:
     """C_verify as `generate` uses it for this target."""
     path_by_path = is_path_by_path(target, DynamicCache(config=target.config.get_text_config(decoder=True)))
-    use_kernel = choose_kernel(target, "auto", {"attention_mask": None}, path_by_path)
+    use_kernel = choose_kernel(target, "auto", target.device, {"attention_mask": None}, path_by_path)
     return verify_cost(target, target.device, use_kernel)
 
 

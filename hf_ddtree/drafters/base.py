@@ -57,10 +57,11 @@ class TreeCandidateGenerator(CandidateGenerator):
         raise NotImplementedError
 
     def commit_path(self, path: list[int], hidden_states: torch.Tensor | None) -> None:
-        """Take in the accepted path of the tree drafted last.
+        """Take in the accepted path of a round.
 
         Args:
-            path: node indices from the root down.
+            path: node indices from the root down, of the tree drafted last. The root alone, 0, where the round had no draft:
+                `get_candidates` is not called in every round.
             hidden_states: `[1, len(path), taps * H]`, the target's tapped states at these nodes.
         """
 
