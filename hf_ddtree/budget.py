@@ -16,6 +16,7 @@ FIRST_DRAFT = 0.2  # of the time of one node: what drafting is taken to cost bef
 MOST_SKIPPED = 64  # rounds between two attempts at drafting where it does not pay
 TOLERATED_LOSS = 0.01  # of speed, before drafting pauses: looking for something to draft is nearly free
 DECAY = 0.85  # of averages over rounds: about the last seven count
+PATIENT_DECAY, LEAST_WEIGHT = 0.95, 5.0  # of what drafting brought: a few unlucky rounds are no reason to pause
 # marginals are over-confident; believed as if they had been right so often over four expected acceptances
 PRIOR_CONFIDENCE, PRIOR_WEIGHT = 0.8, 4.0
 
@@ -82,7 +83,7 @@ class CostAwareBudget(Budget):
         self.calibration = Calibration()
         self.draft_seconds = Average()
         self.scale = Average(1.0)  # of the round's time beside drafting to C_verify
-        self.tokens, self.seconds = Average(), Average()  # per round that drafted
+        self.tokens, self.seconds = Average(decay=PATIENT_DECAY), Average(decay=PATIENT_DECAY)  # of rounds that drafted
         self.skip, self.pause = 0, 1
         self._drafted = False
         self._start = time.perf_counter()
@@ -120,12 +121,13 @@ class CostAwareBudget(Budget):
             accepted[path] = True
             self.calibration.observe(tree.log_reach[1:].double().numpy(), accepted[1:])
         # in modelled times, of which noise has been averaged out
+        alone, seconds = self.scale.value * alone, drafting + self.scale.value * verify
         self.tokens.add(len(path))
-        self.seconds.add(drafting + self.scale.value * verify)
-        if self.tokens.value * self.scale.value * alone < (1 - TOLERATED_LOSS) * self.seconds.value:
+        self.seconds.add(seconds)
+        if len(path) * alone > seconds:
+            self.pause = 1  # it may pay again
+        if self.tokens.weight > LEAST_WEIGHT and self.tokens.value * alone < (1 - TOLERATED_LOSS) * self.seconds.value:
             self.skip, self.pause = self.pause, min(2 * self.pause, MOST_SKIPPED)
-        else:
-            self.pause = 1
 
 
 class Calibration:
@@ -159,10 +161,10 @@ def _bins(log_reach: np.ndarray) -> list[int]:
 class Average:
     """A mean over rounds in which the older ones fade, `value`; the first value until there are others."""
 
-    def __init__(self, value: float = 0.0):
-        self.value = value
+    def __init__(self, value: float = 0.0, decay: float = DECAY):
+        self.value, self.decay = value, decay
         self.weight = 0.0
 
     def add(self, value: float) -> None:
-        self.weight = DECAY * self.weight + 1
+        self.weight = self.decay * self.weight + 1
         self.value += (value - self.value) / self.weight

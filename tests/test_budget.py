@@ -148,7 +148,8 @@ def test_it_pauses_ever_longer_where_drafting_does_not_pay(clock):
     history = play(CostAwareBudget(FLAT, 1), clock, accepts=False, rounds=400)
     attempts = [i for i, drafts in enumerate(history) if drafts]
     gaps = [later - earlier - 1 for earlier, later in zip(attempts, attempts[1:])]
-    assert gaps == [1, 2, 4, 8, 16, 32, *[MOST_SKIPPED] * (len(gaps) - 6)] and len(gaps) > 8
+    assert gaps[:5] == [0] * 5, "some rounds may be unlucky"
+    assert gaps[5:] == [1, 2, 4, 8, 16, 32, *[MOST_SKIPPED] * (len(gaps) - 11)] and len(gaps) > 13
 
 
 def test_it_drafts_on_where_it_pays_and_again_when_it_does(clock):
