@@ -54,7 +54,8 @@ def test_every_module_is_installed(installed):
     data = [path.relative_to(ROOT) for path in (ROOT / "hf_ddtree").glob("*/*.json*")]
     data += [path.with_name("model.safetensors") for path in data if path.name == "config.json"]
     assert len(data) > 2 and [path for path in data if not (installed / path).is_file()] == []
-    assert sorted(path.name for path in installed.iterdir() if path.suffix != ".dist-info") == ["hf_ddtree"]
+    assert sorted(path.name for path in installed.iterdir() if path.suffix != ".dist-info") == ["bin", "hf_ddtree"]
+    assert [path.name for path in (installed / "bin").iterdir()] == ["ddtree-benchmark"]
 
 
 def test_import_touches_no_network_and_no_optional_package(installed, tmp_path):
