@@ -22,7 +22,9 @@ class Randomness:
 
     def draw(self, weights: torch.Tensor) -> int:
         """An index with probability proportional to `weights` `[V]`."""
-        return int(torch.multinomial(weights, 1, generator=self._generator(weights.device)))
+        # a single one would be drawn by other means, which take ten times as long; the second one is for the case, some
+        # 1 in 10^16, that rounding gives an index without weight
+        return next(index for index in self._many(weights, 2) if weights[index] > 0)
 
     def draw_outside(
         self, weights: torch.Tensor, requests: list[tuple[list[int], int]], distinct: bool

@@ -17,8 +17,6 @@ class Emitter:
     """The sequence under generation, extended by one token at a time exactly as plain `generate` extends it.
 
     Each `emit` runs the logits processors once on the true prefix, chooses the token, and asks the stopping criteria.
-    Under sampling, where the tree has no drawn children, it draws one `torch.multinomial` from the global generator, so
-    a seed gives the text that plain sampling gives.
 
     Args:
         input_ids: `[1, S]` int64, the prompt.
@@ -53,12 +51,14 @@ class Emitter:
             logits=() if settings.return_dict_in_generate and settings.output_logits else None,
         )
 
-    def emit(self, next_token_logits: torch.Tensor, proposal: Proposal | None = None) -> int:
+    def emit(self, next_token_logits: torch.Tensor, proposal: Proposal | None = None, plain_draw: bool = True) -> int:
         """Choose and append the next token.
 
         Args:
             next_token_logits: `[1, V]`, the target's raw logits after the current sequence.
             proposal: the drawn children at this point of the tree, if it has any.
+            plain_draw: sample by the call that plain `generate` makes, so that the same seed gives the same token. It
+                takes an exponential for every token of the vocabulary, ten times the time of inverting a cumulative sum.
         """
         # a copy: processors may write into it, and the logits of the whole tree should not be kept alive
         next_token_logits = next_token_logits.to(copy=True, dtype=torch.float32, device=self.input_ids.device)
@@ -67,7 +67,7 @@ class Emitter:
             self.scores += (next_token_scores,)
         if self.logits is not None:
             self.logits += (next_token_logits,)
-        next_token = self._choose(next_token_scores, proposal)
+        next_token = self._choose(next_token_scores, proposal, plain_draw)
         self.input_ids = torch.cat([self.input_ids, next_token], dim=-1)
         self.finished = bool(self.stopping_criteria(self.input_ids, self.scores).all())
         if self.streamer is not None:
@@ -79,15 +79,18 @@ class Emitter:
         taken, self.overlaps = self.overlaps, []
         return taken
 
-    def _choose(self, scores: torch.Tensor, proposal: Proposal | None) -> torch.Tensor:
+    def _choose(self, scores: torch.Tensor, proposal: Proposal | None, plain_draw: bool) -> torch.Tensor:
         """The chosen token, `[1, 1]`, from processed scores `[1, V]`."""
         if not self.do_sample:
             return scores.argmax(dim=-1, keepdim=True)
         p = scores.softmax(dim=-1)
-        if proposal is None:
+        if proposal is not None:
+            token, overlap = choose_with_proposal(p[0], proposal, self.randomness)
+            self.overlaps.append((proposal.depth, overlap))
+        elif plain_draw:
             return torch.multinomial(p, num_samples=1)
-        token, overlap = choose_with_proposal(p[0], proposal, self.randomness)
-        self.overlaps.append((proposal.depth, overlap))
+        else:
+            token = self.randomness.draw(p[0])
         return torch.full_like(self.input_ids[:, :1], token)
 
 
@@ -114,21 +117,21 @@ def choose_with_proposal(p: torch.Tensor, proposal: Proposal, randomness: Random
 def recursive_rejection(p: torch.Tensor, q: torch.Tensor, tokens: list[int], randomness: Randomness) -> int:
     """Accept x_i with min(1, r(x_i) / q_i(x_i)); else r <- norm(max(0, r - q_i)); at the end y ~ r.
 
-    r starts as p, q_1 is q, zero at the deterministic children S, and q_{i+1} is q_i without x_i: what x_{i+1} was drawn
-    from. Each step is speculative sampling of r by q_i, whose residual is taken over the whole vocabulary; so the result
+    r starts as p; q_i is q, zero at the deterministic children S, without x_1 .. x_{i-1}: what x_i was drawn from. Each step is speculative sampling of r by q_i, whose residual is taken over the whole vocabulary; so the result
     has distribution p for every S and any number of draws. With one draw P(accept) = sum_v min(p(v), q_1(v)), and with
     S the walk also goes on with probability p(S).
 
     Source: Leviathan et al. (arXiv 2211.17192), Appendix A.1, applied recursively as in Sequoia (arXiv 2402.12374).
     """
     residual = p
-    for token in tokens:
+    for i, token in enumerate(tokens):
+        if i:
+            q = q.clone()
+            q[tokens[i - 1]] = 0
+            q = normalised(q, otherwise=q)
         if randomness.flip(float(residual[token] / q[token])):
             return token
         residual = normalised(residual - q, otherwise=residual)
-        q = q.clone()
-        q[token] = 0
-        q = normalised(q, otherwise=q)
     return randomness.draw(residual)
 
 
@@ -179,7 +182,8 @@ def walk_tree(tree: DraftTree, node_logits: torch.Tensor, emitter: Emitter) -> l
 
     P(y | prefix) = p(y) at every node, whatever the tree: without drawn children because the choice never looks at the
     tree, with drawn children by rejection sampling. Greedy output is therefore the target's, and sampled output has its
-    distribution. Exactly one token is emitted per node of the path; the last one left the tree or ended the generation.
+    distribution. Without drawn children a seed gives the text that plain sampling gives. Exactly one token is emitted per
+    node of the path; the last one left the tree or ended the generation.
 
     Args:
         tree: N nodes.
@@ -192,7 +196,7 @@ def walk_tree(tree: DraftTree, node_logits: torch.Tensor, emitter: Emitter) -> l
     path = [0]
     while True:
         node = path[-1]
-        token = emitter.emit(node_logits[:, node], tree.proposals.get(node))
+        token = emitter.emit(node_logits[:, node], tree.proposals.get(node), plain_draw=not tree.proposals)
         child = tree.child(node, token)
         if emitter.finished or child is None:
             return path

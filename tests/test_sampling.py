@@ -81,7 +81,7 @@ class Sequence:
     def finished(self) -> bool:
         return len(self.tokens) == self.length
 
-    def emit(self, _, proposal=None) -> int:
+    def emit(self, _, proposal=None, plain_draw=True) -> int:
         p = self.p[self.tokens]
         token = choose_with_proposal(p, proposal, self.randomness)[0] if proposal else self.randomness.draw(p)
         self.tokens += (token,)
@@ -313,12 +313,30 @@ def test_draws_without_replacement_have_their_distribution():
     assert sum((counts.get(pair, 0) - e) ** 2 / e for pair, e in expected.items()) < 20.5
 
 
+def test_a_draw_has_its_distribution():
+    """Chi-squared over 3 tokens, 2 degrees of freedom: 99.9% below 13.8."""
+    weights = torch.tensor([0.0, 2.0, 0.0, 1.0, 1.0, 0.0])
+    randomness, n = Randomness(0), 6000
+    tokens = [randomness.draw(weights) for _ in range(n)]
+    assert set(tokens) == {1, 3, 4}
+    assert sum((tokens.count(i) - e) ** 2 / e for i, e in {1: n / 2, 3: n / 4, 4: n / 4}.items()) < 13.8
+
+
+def test_a_draw_that_rounding_put_outside_the_weights_is_not_taken(monkeypatch):
+    monkeypatch.setattr(Randomness, "_many", lambda self, weights, n: [0, 2][:n])
+    assert Randomness(0).draw(torch.tensor([0.0, 0.5, 0.5])) == 2
+
+
 def test_the_tail_of_a_large_vocabulary_is_drawn():
     """100,000 tokens of 1e-8 each behind one of almost all: an fp32 cumulative sum would never give one of them."""
     weights = torch.full((100_001,), 1e-8)
     weights[0] = 1 - 1e-3
-    tokens = Randomness(0).draw_outside(weights, [([], 40_000)], distinct=False)[0]
+    randomness = Randomness(0)
+    tokens = randomness.draw_outside(weights, [([], 40_000)], distinct=False)[0]
     assert 10 < sum(token > 0 for token in tokens) < 80  # 40 expected
+    tokens = [randomness.draw(weights) for _ in range(8_000)]
+    assert sum(token > 0 for token in tokens) < 30  # 8 expected, and 0 once in 3,000 times
+    assert any(token > 0 for token in tokens)
 
 
 # --- through generate -----------------------------------------------------------------------------------------------
