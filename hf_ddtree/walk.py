@@ -117,9 +117,10 @@ def choose_with_proposal(p: torch.Tensor, proposal: Proposal, randomness: Random
 def recursive_rejection(p: torch.Tensor, q: torch.Tensor, tokens: list[int], randomness: Randomness) -> int:
     """Accept x_i with min(1, r(x_i) / q_i(x_i)); else r <- norm(max(0, r - q_i)); at the end y ~ r.
 
-    r starts as p; q_i is q, zero at the deterministic children S, without x_1 .. x_{i-1}: what x_i was drawn from. Each step is speculative sampling of r by q_i, whose residual is taken over the whole vocabulary; so the result
-    has distribution p for every S and any number of draws. With one draw P(accept) = sum_v min(p(v), q_1(v)), and with
-    S the walk also goes on with probability p(S).
+    r starts as p; q_i, from which x_i was drawn, is q without the deterministic children S and without x_1 .. x_{i-1}.
+    Each step is speculative sampling of r by q_i, whose residual is taken over the whole vocabulary; so the result has
+    distribution p for every S and any number of draws. With one draw P(accept) = sum_v min(p(v), q_1(v)), and with S
+    the walk also goes on with probability p(S).
 
     Source: Leviathan et al. (arXiv 2211.17192), Appendix A.1, applied recursively as in Sequoia (arXiv 2402.12374).
     """
