@@ -26,21 +26,25 @@ class TreeConfig:
     """The tree options of one `generate` call.
 
     Args:
-        tree_budget: drafted nodes per round, root excluded; from 1 to `LARGEST_BUDGET`, usually 8 to 1024. "auto": what is
-            worth its time on this machine, every round anew, down to no draft at all.
+        tree_budget: drafted nodes per round, root excluded; from 1 to 16,384, usually 8 to 1024. "auto": what is worth its
+            time on this machine, every round anew, down to no draft at all.
         tree_sampling: which children the nodes get under `do_sample=True`, and so how many drafted tokens are kept; the
             output has the target's distribution with each.
-            "target": the most probable ones; the target's own draw is kept if it is among them. The same seed gives the
-            same text as plain sampling.
-            "hybrid": these and one drawn from the drafter's distribution outside them.
-            "swor": drawn without replacement. "spectr": drawn independently.
-        tree_attention: what verifies the tree. "triton": the kernel, without a mask. "sdpa": PyTorch's attention or, where a
-            model needs it, transformers' eager one, under masks. "auto": "triton" on a GPU, else "sdpa".
+            - "target": the most probable ones; the target's own draw is kept if it is among them. The same seed gives the
+              same text as plain sampling.
+            - "hybrid": these and one drawn from the drafter's distribution outside them.
+            - "swor": drawn without replacement.
+            - "spectr": drawn independently.
+        tree_attention: what verifies the tree.
+            - "triton": the kernel, without a mask.
+            - "sdpa": PyTorch's attention or, where a model needs it, transformers' eager one, under masks.
+            - "auto": "triton" on a GPU where it is installed and fits the model, else "sdpa".
         tree_trace: keep each round's tree and path in the output's `rounds`.
         tree_timing: keep each round's seconds per stage, at the price of waiting for the device between stages.
 
     Raises:
-        ValueError: naming the option that is wrong.
+        ValueError: for a value that is none of these, and where other options come without `tree_budget`; it names the
+            option.
     """
 
     tree_budget: int | str

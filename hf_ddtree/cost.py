@@ -8,6 +8,7 @@ import platform
 import statistics
 import time
 from dataclasses import asdict, dataclass
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
@@ -52,10 +53,14 @@ class VerifyCost:
 
     def seconds(self, n_nodes, length: int) -> np.ndarray:
         """Seconds of a forward over `n_nodes` (an integer or an array) after `length` committed tokens."""
-        short, long = (_evaluate(self.sizes, convex_below(self.sizes, row), n_nodes) for row in self.measured)
+        short, long = (_evaluate(self.sizes, row, n_nodes) for row in self._convex)
         share = (length - self.lengths[0]) / max(1, self.lengths[1] - self.lengths[0])
         # a longer text never costs less; what was measured otherwise is noise
         return short + max(share, 0.0) * np.maximum(long - short, 0.0)
+
+    @cached_property
+    def _convex(self) -> list[list[float]]:
+        return [convex_below(self.sizes, row) for row in self.measured]
 
 
 def convex_below(sizes: list[int], seconds: list[float]) -> list[float]:

@@ -43,7 +43,11 @@ def enable(model: PreTrainedModel) -> PreTrainedModel:
 
 
 def disable(model: PreTrainedModel) -> PreTrainedModel:
-    """Give `model` its own class back; returns the model. Idempotent."""
+    """Give `model` its own class back; returns the model. Idempotent.
+
+    Args:
+        model: enabled or not.
+    """
     if isinstance(model, TreeGenerationMixin):
         model.__class__ = _original_class(type(model))
     return model

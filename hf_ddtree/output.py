@@ -21,8 +21,8 @@ class Round:
     Args:
         tree_size: drafted nodes that were verified, root excluded; 0 where `tree_budget="auto"` did not draft.
         accepted_length: drafted tokens kept, root and bonus token excluded.
-        tree: the tree, with `tree_trace=True`.
-        path: the accepted node indices from the root down, with `tree_trace=True`.
+        tree: the verified tree without its `proposals`, with `tree_trace=True`.
+        path: its accepted nodes, as indices from the root, 0, down, with `tree_trace=True`.
         seconds: wall time by stage ("draft", "verify", "walk", "commit"), with `tree_timing=True`.
     """
 
@@ -35,7 +35,7 @@ class Round:
 
 @dataclass
 class GenerateDDTreeOutput(GenerateDecoderOnlyOutput):
-    """transformers' decoder-only output plus the rounds; sequences, scores and logits equal those of plain generate.
+    """transformers' decoder-only output plus the rounds; all else in it means what it does in plain generate.
 
     Args:
         rounds: one entry per target forward after the prefill.
@@ -45,7 +45,10 @@ class GenerateDDTreeOutput(GenerateDecoderOnlyOutput):
 
     @property
     def tokens_per_round(self) -> float:
-        """Mean tokens emitted per round: accepted drafted tokens and the bonus token (tau in the DFlash paper)."""
+        """Mean tokens emitted per round: accepted drafted tokens and the bonus token (tau in the DFlash paper).
+
+        NaN where the prefill was all.
+        """
         if not self.rounds:
             return float("nan")
         return 1 + sum(r.accepted_length for r in self.rounds) / len(self.rounds)

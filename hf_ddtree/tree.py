@@ -70,7 +70,11 @@ class DraftTree:
         proposals: dict[int, Proposal] | None = None,
         log_reach: list[float] | None = None,
     ) -> "DraftTree":
-        """Build a tree from token ids and parents in topological order, root first."""
+        """Build a tree from token ids and parents in topological order, root first.
+
+        Args:
+            token_ids, parents, proposals, log_reach: as of the class.
+        """
         depths = [0] * len(parents)
         for node in range(1, len(parents)):
             depths[node] = depths[parents[node]] + 1
@@ -82,7 +86,12 @@ class DraftTree:
         return len(self.token_ids)
 
     def child(self, node: int, token_id: int) -> int | None:
-        """The first child of `node` that carries `token_id`, or None. (Only draws with replacement repeat a token.)"""
+        """The first child of a node that carries a token, or None. (Only draws with replacement repeat a token.)
+
+        Args:
+            node: its index.
+            token_id: the token.
+        """
         found = (self.parents.numpy() == node) & (self.token_ids.numpy() == token_id)
         first = int(found.argmax())
         return first if found[first] else None
@@ -92,6 +101,9 @@ class DraftTree:
 
         Which nodes may depend on `log_reach`, but not on a drawn token. Then the output keeps its distribution: what the
         remaining children were drawn from is unchanged, and there are fewer of them.
+
+        Args:
+            nodes: their indices, the root's first.
         """
         index = {node: i for i, node in enumerate(nodes)}
         parents = [-1, *(index[parent] for parent in self.parents[nodes[1:]].tolist())]
@@ -101,11 +113,17 @@ class DraftTree:
             for node, proposal in self.proposals.items()
             if n_kept[node]
         }
-        token_ids, depths, log_reach = self.token_ids[nodes], self.depths[nodes], self.log_reach[nodes]
-        return DraftTree(token_ids, _tensor(parents), depths, proposals, log_reach, origin=nodes)
+        log_reach = None if self.log_reach is None else self.log_reach[nodes]
+        return DraftTree(
+            self.token_ids[nodes], _tensor(parents), self.depths[nodes], proposals, log_reach, origin=nodes
+        )
 
     def drafted_nodes(self, path: list[int]) -> list[int]:
-        """The nodes of a path as the drafter counted them."""
+        """The nodes of a path as the drafter counted them.
+
+        Args:
+            path: indices of nodes of this tree.
+        """
         return path if self.origin is None else [self.origin[node] for node in path]
 
     @cached_property
@@ -175,9 +193,12 @@ def build_tree(
             taken there and only its result is copied to the host.
         tree_budget: the number of drafted nodes, root excluded. The tree is smaller where there are fewer prefixes.
         root_token_id: the token of node 0.
-        policy: which children there are.
+        policy: which children there are: one of `hf_ddtree.tree.POLICIES`, by the name of its `tree_sampling`.
         acceptance: `[depth]`, how probable the acceptance of a drawn child is; needed if the policy draws.
-        randomness: where draws come from; needed if the policy draws.
+        randomness: a `hf_ddtree.randomness.Randomness`, where draws come from; needed if the policy draws.
+
+    Returns:
+        A tree with `log_reach`; without it where `depth` is 0 and the root is all.
 
     Raises:
         ValueError: if the logits contain NaN.

@@ -1,12 +1,16 @@
-"""Small things that several exactness tests share."""
+"""Small things that several tests share."""
 
+import shutil
 import string
+from pathlib import Path
 
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from hf_ddtree.testing import VOCAB_SIZE, ScriptedDrafter
+
+ROOT = Path(__file__).parent.parent
 
 
 def random_ids(length: int, seed: int = 0, vocab_size: int = VOCAB_SIZE) -> torch.Tensor:
@@ -37,3 +41,11 @@ def char_tokenizer() -> PreTrainedTokenizerFast:
     return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer, pad_token="<pad>", bos_token="<s>", eos_token="</s>", mask_token="<mask>"
     )
+
+
+def copy_sources(folder: Path) -> None:
+    """Copy into an existing folder what the package is built from: a build leaves its files beside the sources."""
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, folder)
+    shutil.copytree(ROOT / "hf_ddtree", folder / "hf_ddtree", ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(ROOT / "kernels", folder / "kernels")

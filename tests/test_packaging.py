@@ -1,21 +1,18 @@
-"""What is installed, what importing it does, and what the README tells people to type."""
+"""What is installed, what importing it does, and that files agree which have to."""
 
 import os
 import re
 import runpy
-import shlex
-import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from helpers import ROOT, copy_sources
 from transformers.utils.import_utils import KERNELS_MIN_VERSION
 
 from hf_ddtree import embedded
 from hf_ddtree.testing import FAMILIES, tiny_model
-
-ROOT = Path(__file__).parent.parent
 
 IMPORT_EVERYTHING = """
 import importlib, pkgutil, socket, sys
@@ -36,12 +33,9 @@ print(*sys.modules)
 
 @pytest.fixture(scope="module")
 def installed(tmp_path_factory):
-    """A folder the package was installed into, from a copy: a build leaves its files beside the sources."""
+    """A folder the package was installed into."""
     sources, target = tmp_path_factory.mktemp("sources"), tmp_path_factory.mktemp("target")
-    for name in ("pyproject.toml", "README.md", "LICENSE"):
-        shutil.copy(ROOT / name, sources)
-    shutil.copytree(ROOT / "hf_ddtree", sources / "hf_ddtree", ignore=shutil.ignore_patterns("__pycache__"))
-    shutil.copytree(ROOT / "kernels", sources / "kernels")
+    copy_sources(sources)
     offline = ["--no-deps", "--no-build-isolation", "--no-index", "--quiet", "--disable-pip-version-check"]
     subprocess.run([sys.executable, "-m", "pip", "install", *offline, "--target", target, sources], check=True)
     return target
@@ -126,33 +120,6 @@ def test_the_kernels_folder_does_not_hide_the_hub_package(hub_kernels, tmp_path)
     )
     assert result.returncode == 0, result.stderr
     assert result.stdout.split() == [str(hub_kernels), origin]
-
-
-def test_the_commands_of_the_readme_exist():
-    targets = set(re.findall(r"^(\w+):", (ROOT / "Makefile").read_text(), flags=re.MULTILINE))
-    pages = (ROOT / "README.md", ROOT / "docs" / "demo.md")
-    commands = re.findall(r"\bmake (\w+)\b", "\n".join(code for page in pages for code in code_of(page)))
-    assert {"demo", "app", "test"} <= set(commands) <= targets
-
-
-def test_the_commands_that_start_the_page_are_understood():
-    pytest.importorskip("gradio", reason="needs gradio, which `make test` installs")
-    app = runpy.run_path(str(ROOT / "app.py"))
-    commands = re.findall(r"^python app\.py(.*?)(?:#.*)?$", (ROOT / "docs" / "demo.md").read_text(), re.MULTILINE)
-    assert len(commands) == 2
-    for arguments in commands:
-        app["parse"](shlex.split(arguments))
-
-
-def test_the_pictures_of_the_pages_exist():
-    for page in (ROOT / "README.md", *(ROOT / "docs").glob("*.md")):
-        for picture in re.findall(r"!\[.*?\]\((.*?)\)", page.read_text()):
-            assert (page.parent / picture).stat().st_size < 200_000
-
-
-def code_of(markdown: Path) -> list[str]:
-    text = markdown.read_text()
-    return re.findall(r"```.*?```", text, flags=re.DOTALL) + re.findall(r"(?<!`)`[^`\n]+`(?!`)", text)
 
 
 def test_the_readme_names_every_supported_family():

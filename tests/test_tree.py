@@ -104,3 +104,15 @@ def test_child_finds_each_node_from_its_parent_and_token(tree):
         parent, token = int(tree.parents[node]), int(tree.token_ids[node])
         assert tree.child(parent, token) == node
         assert tree.child(parent, token + 1000) is None
+
+
+@given(trees(), st.data())
+def test_a_subtree_keeps_its_nodes_paths(tree, data):
+    """Also of a tree without estimates, as a drafter of one's own may give."""
+    chosen = data.draw(st.sets(st.integers(0, len(tree) - 1), min_size=1))
+    nodes = torch.nonzero(tree.ancestor_mask[list(chosen)].any(0))[:, 0].tolist()
+    subtree = tree.subtree(nodes)
+    assert subtree.token_ids.tolist() == tree.token_ids[nodes].tolist()
+    assert torch.equal(subtree.ancestor_mask, tree.ancestor_mask[nodes][:, nodes])
+    assert torch.equal(subtree.depths, tree.depths[nodes])
+    assert subtree.drafted_nodes(list(range(len(nodes)))) == nodes and subtree.log_reach is None

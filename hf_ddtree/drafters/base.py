@@ -53,6 +53,9 @@ class TreeCandidateGenerator(CandidateGenerator):
             input_ids: `[1, S]` int64, the sequence without padding; its last token is the root.
             tree_budget: drafted nodes, root excluded.
             max_depth: deepest useful node, at least 1: beyond it the generation has ended.
+
+        Returns:
+            A tree whose root carries the last token. With a fixed budget all of its nodes are verified, also those beyond it.
         """
         raise NotImplementedError
 
@@ -66,7 +69,11 @@ class TreeCandidateGenerator(CandidateGenerator):
         """
 
     def observe(self, overlaps: list[tuple[int, float]]) -> None:
-        """Take in how the drawn children that were tried fared: their depth, and the overlap of q and p there."""
+        """Take in how the drawn children that were tried fared.
+
+        Args:
+            overlaps: for each, its depth and the overlap of q and p there, from 0 to 1.
+        """
         if self.sampling is not None:
             self.sampling.observe(overlaps)
 

@@ -44,10 +44,12 @@ class DFlashConfig(Qwen3Config):
 
     @property
     def mask_token_id(self) -> int | None:
+        """The token that stands for what is to be drafted."""
         return self.dflash_config.get("mask_token_id")
 
     @property
     def target_layer_ids(self) -> list[int] | None:
+        """The target's layers whose output it reads, counted from 0."""
         return self.dflash_config.get("target_layer_ids")
 
 
@@ -108,6 +110,9 @@ class DFlashDraftModel(Qwen3PreTrainedModel):
     """The DFlash drafter (Chen, Liang & Liu, arXiv 2602.06036) in the z-lab v1 checkpoint layout.
 
     It has neither embedding nor head: both are the target's. Called like transformers' own DFlash drafters.
+
+    Args:
+        config: with `mask_token_id`, `target_layer_ids` and `block_size`.
     """
 
     config: DFlashConfig
@@ -143,6 +148,10 @@ class DFlashDraftModel(Qwen3PreTrainedModel):
             attention_mask: `[B, 1, n, T]` additive, for several blocks at once in training; None lets every query see
                 everything within its layer's window.
             cache: context keys and values. The caller announces c to it and drops the block afterwards.
+            kwargs: passed on to the attention function.
+
+        Returns:
+            `last_hidden_state` `[B, n, H]`, from which the target's head makes logits, and the cache.
         """
         context = self.hidden_norm(self.fc(context_hidden_states))
         position_embeddings = self.rotary_emb(noise_embeds, position_ids)

@@ -17,9 +17,13 @@ def load_drafter(path_or_repo_id: str, **kwargs) -> PreTrainedModel:
         path_or_repo_id: a directory or a Hub id.
         kwargs: passed on to `from_pretrained`, e.g. `dtype=torch.bfloat16`, `device_map="cuda"`, `revision=...`.
 
+    Returns:
+        The drafter in evaluation mode, for `generate` as `assistant_model`.
+
     Raises:
         ValueError: for a layout that is not supported, a field that is missing, or weights that do not fill the model
-            exactly; it names the field or the weights.
+            exactly, naming the field or the weights; and for `trust_remote_code=True`.
+        OSError: if there is no config, or no safetensors weights.
     """
     if kwargs.pop("trust_remote_code", False):
         raise ValueError("trust_remote_code: load_drafter never runs code from a checkpoint; drop it.")
