@@ -16,7 +16,7 @@ FIRST_DRAFT = 0.2  # of the time of one node: what drafting is taken to cost bef
 MOST_SKIPPED = 64  # rounds between two attempts at drafting where it does not pay
 TOLERATED_LOSS = 0.01  # of speed, before drafting pauses: looking for something to draft is nearly free
 DECAY = 0.85  # of averages over rounds: about the last seven count
-PATIENT_DECAY, LEAST_WEIGHT = 0.95, 5.0  # of what drafting brought: a few unlucky rounds are no reason to pause
+PATIENT_DECAY, LEAST_WEIGHT = 0.95, 4.0  # of what drafting brought: a few unlucky rounds are no reason to pause
 # marginals are over-confident; believed as if they had been right so often over four expected acceptances
 PRIOR_CONFIDENCE, PRIOR_WEIGHT = 0.8, 4.0
 
@@ -126,7 +126,8 @@ class CostAwareBudget(Budget):
         self.seconds.add(seconds)
         if len(path) * alone > seconds:
             self.pause = 1  # it may pay again
-        if self.tokens.weight > LEAST_WEIGHT and self.tokens.value * alone < (1 - TOLERATED_LOSS) * self.seconds.value:
+        judged = self.tokens.weight > LEAST_WEIGHT or len(tree) == 1  # a draft not worth verifying is no bad luck
+        if judged and self.tokens.value * alone < (1 - TOLERATED_LOSS) * self.seconds.value:
             self.skip, self.pause = self.pause, min(2 * self.pause, MOST_SKIPPED)
 
 

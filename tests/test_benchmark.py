@@ -20,7 +20,7 @@ from hf_ddtree.benchmark.__main__ import PROMPTS, TREE_BUDGETS, main, parse
 from hf_ddtree.benchmark.measure import acceptance, exactness, first_difference, gap_below, measure_prompt
 from hf_ddtree.benchmark.methods import methods
 from hf_ddtree.benchmark.plots import save_plots
-from hf_ddtree.benchmark.report import interval, kind_table, speedups, stage_table, summarize, table
+from hf_ddtree.benchmark.report import baseline_table, interval, kind_table, speedups, stage_table, summarize, table
 from hf_ddtree.benchmark.stages import FORWARDS, STAGES, drafting_modules, forward_times
 from hf_ddtree.output import Round
 from hf_ddtree.testing import tiny_dflash_drafter, tiny_model
@@ -253,9 +253,14 @@ def test_speedups_are_ratios_on_the_same_prompt():
     rows = rows_of({"plain": [1.0, 10.0, 2.0], "tree 4": [0.5, 5.0, 1.0]})
     ratios = speedups(rows)
     assert ratios[0.0, "tree 4"] == {"even": [2.0, 2.0], "odd": [2.0]}
-    assert "| tree 4 | 2.00 (2.00-2.00) | 10.0 | 2.00 | 3/3 | - |" in table(rows)
+    assert "| tree 4 | 2.00 (2.00-2.00) | 10.0 | 2.00 | 3.0 | 3/3 | - |" in table(rows)
     assert "| tree 4 | 2.00 | 2.00 |" in kind_table(rows)
     assert summarize(rows)[0.0]["tree 4"].accepted_lengths.tolist() == [3, 0, 3]
+
+
+def test_trees_are_compared_with_every_method_without_one():
+    rows = rows_of({"plain": [1.0, 10.0, 2.0], "chain": [0.8, 5.0, 2.0], "tree 4": [0.5, 5.0, 1.0]})
+    assert "| method | plain | chain |\n|---|---|---|\n| tree 4 | 2.00 | 1.60 |" in baseline_table(rows)
 
 
 def test_the_table_has_the_largest_gap():

@@ -24,7 +24,7 @@ from ..generate import enable
 from ..training.prompts import read_prompts
 from .methods import methods
 from .plots import save_plots
-from .report import kind_table, stage_table, table
+from .report import baseline_table, kind_table, stage_table, table
 from .run import RowFile, measure_prompts, warm_up
 from .verify_cost import cost_table, save_cost_plot, target_cost
 
@@ -89,7 +89,7 @@ def main(arguments: list[str] | None = None) -> None:
 
 def report(rows: list[dict], output: str | None) -> None:
     """Print the tables and write the plots of the rows there are."""
-    print(f"{table(rows)}\n{kind_table(rows)}\n{stage_table(rows)}")
+    print("\n".join(make(rows) for make in (table, baseline_table, kind_table, stage_table)))
     if output is not None:
         print("\n".join(save_plots(rows, output)))
 

@@ -111,14 +111,30 @@ def table(rows: list[dict]) -> str:
     parts = []
     for temperature, methods in summarize(rows).items():
         parts.append(f"Temperature {temperature:g}:\n")
-        parts.append("| method | speedup (95%) | tokens/s | tokens per round | equal to plain | largest gap |")
-        parts.append("|---|---|---|---|---|---|")
+        parts.append("| method | speedup (95%) | tokens/s | tokens per round | nodes | equal to plain | largest gap |")
+        parts.append("|---|---|---|---|---|---|---|")
         for name, s in methods.items():
             speed = f"{s.speedup:.2f} ({s.low:.2f}-{s.high:.2f}) | {s.tokens_per_second:.1f}"
-            tau = "-" if s.tokens_per_round is None else f"{s.tokens_per_round:.2f}"
+            rounds = "- | -" if s.tokens_per_round is None else f"{s.tokens_per_round:.2f} | {s.tree_size:.1f}"
             equal = "-" if temperature else f"{s.equal}/{s.prompts}"
             gap = "-" if s.equal == s.prompts else f"{s.gap:.3g} ({s.gap_ulps:.3g} ulp)"
-            parts.append(f"| {name} | {speed} | {tau} | {equal} | {gap} |")
+            parts.append(f"| {name} | {speed} | {rounds} | {equal} | {gap} |")
+        parts.append("")
+    return "\n".join(parts)
+
+
+def baseline_table(rows: list[dict]) -> str:
+    """One Markdown table per temperature: the median speedup of every tree over each method without one."""
+    rows = of_pass(rows, "speed")
+    trees = list(dict.fromkeys(row["method"] for row in rows if row["tree_budget"] is not None))
+    baselines = list(dict.fromkeys(row["method"] for row in rows if row["tree_budget"] is None))
+    ratios, parts = {baseline: speedups(rows, baseline) for baseline in baselines}, []
+    for temperature in grouped(rows):
+        parts.append(f"Speedup over each baseline, temperature {temperature:g}:\n")
+        parts.append(f"| method | {' | '.join(baselines)} |\n|---|{'---|' * len(baselines)}")
+        for tree in trees:
+            values = (sum(ratios[baseline][temperature, tree].values(), []) for baseline in baselines)
+            parts.append(f"| {tree} | {' | '.join(f'{np.median(v):.2f}' for v in values)} |")
         parts.append("")
     return "\n".join(parts)
 
