@@ -128,7 +128,7 @@ def test_drafters_hear_of_nodes_as_they_counted_them(monkeypatch):
     assert any(r.tree_size < 6 for r in output.rounds if r.accepted_length)
 
 
-def play(budget: CostAwareBudget, clock, accepts: bool, rounds: int, cost: float = 0.5) -> list[bool]:
+def play(budget, clock, accepts: bool, rounds: int, cost: float = 0.5, log_reach=(0.0, -0.1, -0.2)) -> list[bool]:
     """Rounds with a drafter of two tokens that are all accepted or never; returns which rounds drafted."""
     history = []
     for _ in range(rounds):
@@ -136,7 +136,7 @@ def play(budget: CostAwareBudget, clock, accepts: bool, rounds: int, cost: float
         tree = DraftTree.from_lists([1], [-1])
         if drafts:
             clock[0] += cost
-            chain = DraftTree.from_lists([1, 2, 3], [-1, 0, 1], log_reach=[0.0, -0.1, -0.2])
+            chain = DraftTree.from_lists([1, 2, 3], [-1, 0, 1], log_reach=list(log_reach))
             tree = budget.trim(chain, cost)
         clock[0] += 1.0
         budget.observe(tree, list(range(len(tree))) if accepts else [0])
@@ -148,8 +148,13 @@ def test_it_pauses_ever_longer_where_drafting_does_not_pay(clock):
     history = play(CostAwareBudget(FLAT, 1), clock, accepts=False, rounds=400)
     attempts = [i for i, drafts in enumerate(history) if drafts]
     gaps = [later - earlier - 1 for earlier, later in zip(attempts, attempts[1:])]
-    assert gaps[:5] == [0] * 5, "some rounds may be unlucky"
-    assert gaps[5:] == [1, 2, 4, 8, 16, 32, *[MOST_SKIPPED] * (len(gaps) - 11)] and len(gaps) > 13
+    assert gaps[:4] == [0] * 4, "some rounds may be unlucky"
+    assert gaps[4:] == [1, 2, 4, 8, 16, 32, *[MOST_SKIPPED] * (len(gaps) - 10)] and len(gaps) > 12
+
+
+def test_it_pauses_at_once_where_the_draft_itself_is_hopeless(clock):
+    history = play(CostAwareBudget(STEEP, 1), clock, accepts=False, rounds=8, log_reach=[0.0, -9.0, -18.0])
+    assert history == [True, False, True, False, False, True, False, False]
 
 
 def test_it_drafts_on_where_it_pays_and_again_when_it_does(clock):
