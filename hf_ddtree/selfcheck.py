@@ -34,7 +34,8 @@ def check_tree_attention(model: PreTrainedModel, device: torch.device, use_kerne
 
     Compares, on random tokens: each node of a small tree with plain decoding, token by token, along the node's path; then,
     after a scattered path was committed, the same again on the compacted cache. The prefix exceeds the model's sliding window
-    where the window is at most 256. Runs once per model, dtype, attention implementation, kernel and mode.
+    where the window is at most 256. Runs once per model, dtype (its own or autocast's), attention implementation, kernel and
+    mode.
 
     Args:
         model: the target.
@@ -42,25 +43,29 @@ def check_tree_attention(model: PreTrainedModel, device: torch.device, use_kerne
         use_kernel: whether the Triton kernel attends.
     """
     implementation = model.config.get_text_config(decoder=True)._attn_implementation
-    settings = (implementation, model.dtype, model.training, use_kernel)
+    autocast = torch.is_autocast_enabled(device.type)
+    dtype = torch.get_autocast_dtype(device.type) if autocast else model.dtype
+    settings = (implementation, dtype, model.training, use_kernel)
     if settings in _passed.setdefault(model, set()):
         return
     way_out = 'pass tree_attention="sdpa"' if use_kernel else "call generate without tree_budget"
     try:
+        # in low precision a MoE router can flip on rounding alone, but not at most nodes
+        reduce = max if dtype in FLOOR else _median
         with torch.random.fork_rng():  # dropout would draw from the global generators
-            error, rounding = _tree_error(model, device, use_kernel)
+            error, rounding = _tree_error(model, device, use_kernel, reduce)
     except torch.OutOfMemoryError:
         raise
     except (TypeError, KeyError, IndexError, AttributeError, RuntimeError) as failure:
         raise ValueError(
             f"model: {type(model).__name__} cannot run a forward over a tree ({failure}); {way_out}."
         ) from failure
-    if not rounding <= LARGEST_ROUNDING.get(model.dtype, LARGEST_LOW_PRECISION_ROUNDING):
+    if not rounding <= LARGEST_ROUNDING.get(dtype, LARGEST_LOW_PRECISION_ROUNDING):
         raise ValueError(
             f"model: {type(model).__name__} gives other logits token by token than at once ({rounding:.2g} relative), so "
             "no tree forward can equal plain decoding; for dropout in training mode call model.eval()."
         )
-    tolerance = max(FLOOR.get(model.dtype, LOW_PRECISION_FLOOR), 10 * rounding)
+    tolerance = max(FLOOR.get(dtype, LOW_PRECISION_FLOOR), 10 * rounding)
     if not error <= tolerance:
         raise ValueError(
             f"model: {type(model).__name__} with attn_implementation={implementation!r} does not support tree decoding: "
@@ -70,8 +75,11 @@ def check_tree_attention(model: PreTrainedModel, device: torch.device, use_kerne
     _passed[model].add(settings)
 
 
-def _tree_error(model: PreTrainedModel, device: torch.device, use_kernel: bool) -> tuple[float, float]:
-    """The relative difference of tree and path logits, and that of two plain ways to run the same path."""
+def _tree_error(model: PreTrainedModel, device: torch.device, use_kernel: bool, reduce) -> tuple[float, float]:
+    """The relative difference of tree and path logits, and that of two plain ways to run the same path.
+
+    `reduce` makes one figure of all nodes'.
+    """
     config = model.config.get_text_config(decoder=True)
     n_nodes, cache = len(PARENTS), DynamicCache(config=config)
     n_prefix = _prefix_length(config, cache)
@@ -92,8 +100,6 @@ def _tree_error(model: PreTrainedModel, device: torch.device, use_kernel: bool) 
             text = torch.cat([text, node_ids[SCATTERED_PATH]])
             at_once = _forward(model, text, DynamicCache(config=config))[-len(SCATTERED_PATH) :]
             roundings += _relative_rms(at_once, expected[SCATTERED_PATH])
-    # in low precision a MoE router can flip on rounding alone, but not at most nodes
-    reduce = max if model.dtype in FLOOR else _median
     return reduce(errors), reduce(roundings)
 
 

@@ -156,3 +156,16 @@ def test_prefill_hands_over_the_states_of_all_prompt_tokens(chunk_size):
     torch.testing.assert_close(states, torch.cat([expected[tap] for tap in taps], -1), **TOLERANCE)
     assert state_positions.tolist() == [list(range(10))]
     assert outputs.logits.shape[1] == 1
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@torch.no_grad()
+def test_an_fp32_model_may_run_under_autocast(family):
+    """As in bf16 every token must be the maximum or, within rounding, tied with it; a wrong mask would be far from that."""
+    model = hf_ddtree.enable(tiny_model(family))
+    prompt = torch.randint(4, VOCAB_SIZE, (1, 12), generator=torch.Generator().manual_seed(0))
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        output = model.generate(prompt, tree_budget=8, max_new_tokens=24, do_sample=False, eos_token_id=None)
+        logits = model(output).logits[0, 11:-1].float()
+    below = logits.amax(-1) - logits.gather(-1, output[0, 12:, None])[:, 0]
+    assert (below <= 0.1 * logits.std()).all()
