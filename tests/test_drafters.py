@@ -1,6 +1,7 @@
 """What each drafter drafts, against its definition computed from scratch, round by round."""
 
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -284,6 +285,34 @@ def test_a_generator_of_the_users_own_is_checked():
     target.generate(prompt(), max_new_tokens=4, assistant_model=generator, tree_budget=4)
     with pytest.raises(ValueError, match="assistant_model: a candidate generator serves one generate call"):
         target.generate(prompt(), max_new_tokens=4, assistant_model=generator, tree_budget=4)
+
+
+@pytest.mark.parametrize(
+    "fields, problem",
+    [
+        ({"parents": [-1, 0]}, "different lengths"),
+        ({"depths": [0, 1, 2, 3]}, "different lengths"),
+        ({"log_reach": [0.0, -1.0]}, "different lengths"),
+        ({"parents": [0, 0, 1]}, "parent"),
+        ({"parents": [-1, 2, 0], "depths": [0, 2, 1]}, "precedes"),
+        ({"parents": [-1, 1, 0]}, "precedes"),
+        ({"parents": [-1, 0, -1]}, "precedes"),
+        ({"depths": [0, 1, 1]}, "depths"),
+        ({"depths": [1, 2, 3]}, "depths"),
+        ({"log_reach": [0.0, -1.0, -0.5]}, "log_reach"),
+        ({"log_reach": [0.0, float("nan"), -1.0]}, "log_reach"),
+        ({"log_reach": [-1.0, -1.0, -1.0]}, "log_reach"),
+    ],
+)
+def test_trees_of_the_users_own_are_checked(fields, problem):
+    class Broken(TreeCandidateGenerator):
+        def get_candidates(self, input_ids, tree_budget, max_depth):
+            tree = DraftTree.from_lists([int(input_ids[0, -1]), 8, 9], [-1, 0, 1], log_reach=[0.0, -1.0, -2.0])
+            return replace(tree, **{name: torch.tensor(values) for name, values in fields.items()})
+
+    target = hf_ddtree.enable(tiny_model("llama"))
+    with pytest.raises(ValueError, match=f"assistant_model: .*no tree: .*{problem}"):
+        target.generate(prompt(), max_new_tokens=4, assistant_model=Broken(), tree_budget=4)
 
 
 def test_threads_that_share_a_model_do_not_disturb_each_other():

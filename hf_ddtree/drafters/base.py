@@ -3,6 +3,7 @@
 import time
 from functools import cached_property
 
+import numpy as np
 import torch
 from transformers.generation import (
     CandidateGenerator,
@@ -93,7 +94,25 @@ def draft_tree(drafter: TreeCandidateGenerator, input_ids: torch.Tensor, budget:
         raise ValueError(
             f"assistant_model: get_candidates must return a DraftTree whose root is the last token, {root_token_id}."
         )
+    if problem := _problem(tree):
+        raise ValueError(f"assistant_model: what get_candidates returned is no tree: {problem}.")
     return budget.trim(tree, time.perf_counter() - start)
+
+
+def _problem(tree: DraftTree) -> str | None:
+    """Why mask, positions or the choice of nodes would go wrong with this tree."""
+    parents, depths = tree.parents.numpy(), tree.depths.numpy()
+    reach = np.zeros(len(tree)) if tree.log_reach is None else tree.log_reach.numpy()
+    above = parents[1:]
+    if not len(parents) == len(depths) == len(reach) == len(tree):
+        return "its arrays are of different lengths"
+    if parents[0] != -1 or (above < 0).any() or (above >= np.arange(1, len(tree))).any():
+        return "the root's parent is -1, and every other parent precedes its children"
+    if depths[0] != 0 or (depths[1:] != depths[above] + 1).any():
+        return "depths are the numbers of edges to the root"
+    if reach[0] != 0 or not (reach[1:] <= reach[above]).all():
+        return "log_reach is 0 at the root, and at most the parent's elsewhere"
+    return None
 
 
 class DraftSampling:
