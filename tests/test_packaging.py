@@ -3,8 +3,10 @@
 import os
 import re
 import runpy
+import shutil
 import subprocess
 import sys
+import tarfile
 from pathlib import Path
 
 import pytest
@@ -50,6 +52,21 @@ def test_every_module_is_installed(installed):
     assert len(data) > 2 and [path for path in data if not (installed / path).is_file()] == []
     assert sorted(path.name for path in installed.iterdir() if path.suffix != ".dist-info") == ["bin", "hf_ddtree"]
     assert [path.name for path in (installed / "bin").iterdir()] == ["ddtree-benchmark"]
+
+
+def test_a_source_distribution_has_all_that_is_tracked(tmp_path):
+    tracked = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True)
+    if tracked.returncode:
+        pytest.skip("this is no clone")
+    files = [file for file in tracked.stdout.splitlines() if (ROOT / file).is_file()]
+    for file in files:
+        (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(ROOT / file, tmp_path / file)
+    build = "from setuptools import build_meta; build_meta.build_sdist('dist')"
+    subprocess.run([sys.executable, "-c", build], cwd=tmp_path, check=True, capture_output=True)
+    with tarfile.open(next((tmp_path / "dist").iterdir())) as archive:
+        packed = {name.partition("/")[2] for name in archive.getnames()}
+    assert [file for file in files if file not in packed and not file.startswith(".")] == []
 
 
 def test_import_touches_no_network_and_no_optional_package(installed, tmp_path):
