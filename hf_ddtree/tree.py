@@ -228,16 +228,30 @@ def build_tree(
         ids = top_ids.tolist()
         for level, parents_drawn in drawn_by_level(levels, ranks, parents).items():
             requests = [(ids[level][:n_deterministic], len(nodes)) for n_deterministic, nodes in parents_drawn.values()]
-            drawn = randomness.draw_outside(q[level], requests, distinct=not policy.replacement)
-            for (parent, (_, nodes)), (inside, _), tokens in zip(parents_drawn.items(), requests, drawn):
-                token_ids[nodes] = torch.tensor(tokens)
-                proposals[parent] = Proposal(tokens, q[level], inside, level + 1, policy.replacement)
+            drawn = draw_children(q[level], requests, level + 1, policy, randomness)
+            for (parent, (_, nodes)), proposal in zip(parents_drawn.items(), drawn):
+                token_ids[nodes] = torch.tensor(proposal.tokens)
+                proposals[parent] = proposal
     return DraftTree(token_ids, _tensor([-1, *parents]), depths, proposals, torch.tensor([0.0, *log_reach]))
 
 
 def _tensor(values: list[int]) -> torch.Tensor:
     """int64, by way of NumPy, which reads lists several times faster."""
     return torch.from_numpy(np.array(values, dtype=np.int64))
+
+
+def draw_children(
+    q: torch.Tensor, requests: list[tuple[list[int], int]], depth: int, policy: Policy, randomness: Randomness
+) -> list[Proposal]:
+    """Draw the tokens of drawn nodes, for several parents that share q.
+
+    Args:
+        q: `[V]`.
+        requests: per parent, the tokens of its deterministic children, and how many to draw outside them.
+        depth: of the children.
+    """
+    drawn = randomness.draw_outside(q, requests, distinct=not policy.replacement)
+    return [Proposal(tokens, q, inside, depth, policy.replacement) for (inside, _), tokens in zip(requests, drawn)]
 
 
 def drawn_by_level(levels: list[int], ranks: list[int], parents: list[int]) -> dict[int, dict[int, tuple]]:

@@ -5,7 +5,7 @@ from transformers import DynamicCache, PreTrainedModel
 
 from ..cache import commit_path
 from ..masks import tree_attention_mask
-from ..tree import DraftTree, OpenNodes, Proposal
+from ..tree import DraftTree, OpenNodes, Proposal, draw_children
 from .base import DraftSampling, TreeCandidateGenerator
 
 
@@ -194,9 +194,8 @@ class _DrawnGrowth(_Growth):
             drawn = [log_reach for rank, log_reach in ranks if rank < 0]
             self.newest += [self._append(top_ids[i][rank], node, reach) for rank, reach in ranks if rank >= 0]
             if drawn:
-                q, replacement = log_probs[i].exp(), self.sampling.policy.replacement
-                request = [(inside, len(drawn))]
-                tokens = self.sampling.randomness.draw_outside(q, request, distinct=not replacement)[0]
-                self.proposals[node] = Proposal(tokens, q, inside, depth, replacement)
-                self.newest += [self._append(token, node, reach) for token, reach in zip(tokens, drawn)]
+                q, request = log_probs[i].exp(), [(inside, len(drawn))]
+                [proposal] = draw_children(q, request, depth, self.sampling.policy, self.sampling.randomness)
+                self.proposals[node] = proposal
+                self.newest += [self._append(token, node, reach) for token, reach in zip(proposal.tokens, drawn)]
         self.kept += self.newest
