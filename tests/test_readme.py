@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from accelerate.state import AcceleratorState
 from helpers import ROOT, char_tokenizer, copy_sources
 
 from hf_ddtree.benchmark.measure import gap_below
@@ -59,6 +60,13 @@ def commands(page: Path) -> list[str]:
 
 
 COMMANDS = sorted({command for page in PAGES for command in commands(page)})
+
+
+@pytest.fixture(autouse=True)
+def processes_of_their_own():
+    """accelerate settles things like mixed precision once per process; these commands share one with other tests."""
+    yield
+    AcceleratorState._reset_state(reset_partial_state=True)
 
 
 @pytest.fixture
