@@ -15,8 +15,10 @@ import json
 import numpy as np
 import torch
 from tqdm import tqdm
+from transformers import GenerationConfig
 
 import hf_ddtree
+from hf_ddtree.drafters import DFlashTreeGenerator, DraftSampling
 from hf_ddtree.testing import tiny_dflash_drafter, tiny_model
 from hf_ddtree.tree import POLICIES
 
@@ -40,8 +42,24 @@ def main():
     raise SystemExit(any(not any(inside[f"{policy}/{s}"] for s in range(args.seeds)) for policy in POLICIES))
 
 
+class EagerSampling(DraftSampling):
+    """Expects drawn children to be accepted, so that even a small tree has some; counts the nodes where they were tried."""
+
+    tried = 0
+
+    def acceptance(self, depth):
+        return 0.9
+
+    def observe(self, overlaps):
+        self.tried += len(overlaps)
+
+
 def check_distribution(policy: str, n_samples: int, seed: int) -> dict[str, float]:
-    """Sample through `generate` and compare with the exact distribution."""
+    """Sample through `generate` and compare with the exact distribution.
+
+    Returns:
+        What `compare` says, and "tried": at how many nodes a sample met drawn children, on average.
+    """
     fields = {"vocab_size": VOCAB_SIZE, "num_hidden_layers": 1, "initializer_range": 0.15}
     special = {"pad_token_id": None, "bos_token_id": None}
     model = hf_ddtree.enable(tiny_model("llama", **fields, **special))
@@ -49,12 +67,17 @@ def check_distribution(policy: str, n_samples: int, seed: int) -> dict[str, floa
     drafter = tiny_dflash_drafter(model, num_hidden_layers=1, block_size=4, dflash_config=dflash, **special)
     expected = exact_distribution(model)
     torch.manual_seed(seed)
-    options = {"assistant_model": drafter, "tree_budget": 5, "tree_sampling": policy, "max_new_tokens": LENGTH}
-    counts = dict.fromkeys(expected, 0)
+    counts, tried = dict.fromkeys(expected, 0), 0
     for _ in range(n_samples):
-        tokens = model.generate(PROMPT, **SAMPLING, **options)[0, PROMPT.shape[1] :].tolist()
-        counts[tuple(tokens)] += 1  # a KeyError here is a token that plain sampling never emits
-    return compare(np.array(list(counts.values())), np.array(list(expected.values())))
+        sampling = EagerSampling(GenerationConfig(**SAMPLING), POLICIES[policy])
+        generator = DFlashTreeGenerator(drafter, model, sampling)
+        output = model.generate(
+            PROMPT, **SAMPLING, assistant_model=generator, tree_budget=3, tree_sampling=policy, max_new_tokens=LENGTH
+        )
+        counts[tuple(output[0, PROMPT.shape[1] :].tolist())] += 1  # a KeyError: a token that plain sampling never emits
+        tried += sampling.tried
+    statistics = compare(np.array(list(counts.values())), np.array(list(expected.values())))
+    return {**statistics, "tried": tried / n_samples}
 
 
 def exact_distribution(model) -> dict[tuple[int, ...], float]:

@@ -349,6 +349,7 @@ def test_samples_through_generate_have_the_target_distribution(policy):
     print(report)
     assert report["total_variation"] < report["band"]
     assert report["p_value"] > 1e-3
+    assert (report["tried"] > 0.5) == (policy != "target"), "with nothing drawn this would show nothing"
 
 
 def sample(model, drafter, policy, prompt, seed, **settings):
