@@ -71,9 +71,7 @@ def check_distribution(policy: str, n_samples: int, seed: int) -> dict[str, floa
     for _ in range(n_samples):
         sampling = EagerSampling(GenerationConfig(**SAMPLING), POLICIES[policy])
         generator = DFlashTreeGenerator(drafter, model, sampling)
-        output = model.generate(
-            PROMPT, **SAMPLING, assistant_model=generator, tree_budget=3, tree_sampling=policy, max_new_tokens=LENGTH
-        )
+        output = model.generate(PROMPT, **SAMPLING, assistant_model=generator, tree_budget=3, max_new_tokens=LENGTH)
         counts[tuple(output[0, PROMPT.shape[1] :].tolist())] += 1  # a KeyError: a token that plain sampling never emits
         tried += sampling.tried
     statistics = compare(np.array(list(counts.values())), np.array(list(expected.values())))

@@ -29,7 +29,7 @@ class TreeConfig:
         tree_budget: drafted nodes per round, root excluded; from 1 to 16,384, usually 8 to 1024. "auto": what is worth its
             time on this machine, every round anew, down to no draft at all.
         tree_sampling: which children the nodes get under `do_sample=True`, and so how many drafted tokens are kept; the
-            output has the target's distribution with each.
+            output has the target's distribution with each. Prompt look-up draws none, a drafter of your own chooses itself.
             - "target": the most probable ones; the target's own draw is kept if it is among them. The same seed gives the
               same text as plain sampling.
             - "hybrid": these and one drawn from the drafter's distribution outside them.

@@ -34,8 +34,8 @@ def check_tree_attention(model: PreTrainedModel, device: torch.device, use_kerne
 
     Compares, on random tokens: each node of a small tree with plain decoding, token by token, along the node's path; then,
     after a scattered path was committed, the same again on the compacted cache. The prefix exceeds the model's sliding window
-    where the window is at most 256. Runs once per model, dtype (its own or autocast's), attention implementation, kernel and
-    mode.
+    where the window is at most 256. Runs once per model, dtype (its own or autocast's), attention implementation, kernel
+    and mode.
 
     Args:
         model: the target.
@@ -50,16 +50,17 @@ def check_tree_attention(model: PreTrainedModel, device: torch.device, use_kerne
         return
     way_out = 'pass tree_attention="sdpa"' if use_kernel else "call generate without tree_budget"
     try:
-        # in low precision a MoE router can flip on rounding alone, but not at most nodes
-        reduce = max if dtype in FLOOR else _median
         with torch.random.fork_rng():  # dropout would draw from the global generators
-            error, rounding = _tree_error(model, device, use_kernel, reduce)
+            errors, roundings = _tree_errors(model, device, use_kernel)
     except torch.OutOfMemoryError:
         raise
     except (TypeError, KeyError, IndexError, AttributeError, RuntimeError) as failure:
         raise ValueError(
             f"model: {type(model).__name__} cannot run a forward over a tree ({failure}); {way_out}."
         ) from failure
+    # in low precision a MoE router can flip on rounding alone, but not at most nodes
+    reduce = max if dtype in FLOOR else _median
+    error, rounding = reduce(errors), reduce(roundings)
     if not rounding <= LARGEST_ROUNDING.get(dtype, LARGEST_LOW_PRECISION_ROUNDING):
         raise ValueError(
             f"model: {type(model).__name__} gives other logits token by token than at once ({rounding:.2g} relative), so "
@@ -75,11 +76,8 @@ def check_tree_attention(model: PreTrainedModel, device: torch.device, use_kerne
     _passed[model].add(settings)
 
 
-def _tree_error(model: PreTrainedModel, device: torch.device, use_kernel: bool, reduce) -> tuple[float, float]:
-    """The relative difference of tree and path logits, and that of two plain ways to run the same path.
-
-    `reduce` makes one figure of all nodes'.
-    """
+def _tree_errors(model: PreTrainedModel, device: torch.device, use_kernel: bool) -> tuple[list[float], list[float]]:
+    """Per node, the relative difference of tree and path logits, and that of two plain ways to run the same path."""
     config = model.config.get_text_config(decoder=True)
     n_nodes, cache = len(PARENTS), DynamicCache(config=config)
     n_prefix = _prefix_length(config, cache)
@@ -100,7 +98,7 @@ def _tree_error(model: PreTrainedModel, device: torch.device, use_kernel: bool, 
             text = torch.cat([text, node_ids[SCATTERED_PATH]])
             at_once = _forward(model, text, DynamicCache(config=config))[-len(SCATTERED_PATH) :]
             roundings += _relative_rms(at_once, expected[SCATTERED_PATH])
-    return reduce(errors), reduce(roundings)
+    return errors, roundings
 
 
 def _prefix_length(config, cache: DynamicCache) -> int:

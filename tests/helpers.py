@@ -45,7 +45,7 @@ def char_tokenizer() -> PreTrainedTokenizerFast:
 
 def copy_sources(folder: Path) -> None:
     """Copy into an existing folder what the package is built from: a build leaves its files beside the sources."""
-    for name in ("pyproject.toml", "README.md", "LICENSE"):
+    for name in ("pyproject.toml", "MANIFEST.in", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, folder)
     shutil.copytree(ROOT / "hf_ddtree", folder / "hf_ddtree", ignore=shutil.ignore_patterns("__pycache__"))
     shutil.copytree(ROOT / "kernels", folder / "kernels")

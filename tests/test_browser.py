@@ -15,11 +15,11 @@ import warnings
 from pathlib import Path
 
 import pytest
+from helpers import ROOT
 
 sync_api = pytest.importorskip("playwright.sync_api", reason="needs playwright, which `make test` installs")
 expect = sync_api.expect
 
-ROOT = Path(__file__).parent.parent
 SECONDS = 60_000  # ms: for a run on a busy machine
 HOSTILE = '<img src=x onerror="window.hacked=1"><b id="bold">b</b> ${window.hacked=1} {{value}} שלום עולם 🙂 &lt;'
 

@@ -7,11 +7,11 @@ import random
 import runpy
 import subprocess
 import sys
-from pathlib import Path
 
 import accelerate
 import pytest
 import torch
+from helpers import ROOT
 
 pytest.importorskip("triton", reason="needs triton, which `make test` installs on Linux; there is none for macOS")
 
@@ -20,7 +20,6 @@ from hf_ddtree.kernels.reference import pack_ancestors, tree_attention_reference
 from hf_ddtree.kernels.tree_attention import tree_attention  # noqa: E402
 from hf_ddtree.testing import VOCAB_SIZE, ScriptedDrafter, tiny_model  # noqa: E402
 
-ROOT = Path(__file__).parent.parent
 OPTIONS = ("first_valid", "window", "softcap", "sinks")
 # relative to the largest entry: sums of some hundred products in fp32; bf16 and fp16 round inputs and output
 TOLERANCE = {torch.float32: 2e-6, torch.bfloat16: 1e-2, torch.float16: 2e-3}

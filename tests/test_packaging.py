@@ -57,7 +57,7 @@ def test_every_module_is_installed(installed):
 def test_a_source_distribution_has_all_that_is_tracked(tmp_path):
     tracked = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True)
     if tracked.returncode:
-        pytest.skip("this is no clone")
+        pytest.skip("needs a git clone, to know what is tracked")
     files = [file for file in tracked.stdout.splitlines() if (ROOT / file).is_file()]
     for file in files:
         (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
