@@ -1,11 +1,12 @@
 """How many nodes a round gets: the number asked for, or what is worth its time on this machine."""
 
 import time
-from collections import defaultdict
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
 from transformers import PreTrainedModel
+from transformers.generation import GenerationConfig
 
 from .cost import VerifyCost, verify_cost
 from .tree import DraftTree
@@ -19,14 +20,27 @@ DECAY = 0.85  # of averages over rounds: about the last seven count
 PATIENT_DECAY, LEAST_WEIGHT = 0.95, 4.0  # of what drafting brought: a few unlucky rounds are no reason to pause
 # marginals are over-confident; believed as if they had been right so often over four expected acceptances
 PRIOR_CONFIDENCE, PRIOR_WEIGHT = 0.8, 4.0
+CALIBRATION_DECAY = 0.99  # about the last hundred rounds count: texts change
+BINS = 9  # halvings of the estimate, the last one for everything rarer than one in 256
+
+_experience: WeakKeyDictionary = WeakKeyDictionary()  # drafter -> target -> temperature -> Experience
 
 
-def make_budget(tree_budget: int | str, model: PreTrainedModel, input_ids: torch.Tensor, use_kernel: bool) -> "Budget":
+def make_budget(
+    tree_budget: int | str,
+    model: PreTrainedModel,
+    assistant_model: object,
+    generation_config: GenerationConfig,
+    input_ids: torch.Tensor,
+    use_kernel: bool,
+) -> "Budget":
     """The budget of one request.
 
     Args:
         tree_budget: a number, or "auto".
         model: the target.
+        assistant_model: what drafts. What rounds show of a model is remembered as long as both models live.
+        generation_config: the request's settings.
         input_ids: `[1, S]`, the prompt.
         use_kernel: whether the Triton kernel attends.
 
@@ -36,8 +50,13 @@ def make_budget(tree_budget: int | str, model: PreTrainedModel, input_ids: torch
     if tree_budget != "auto":
         return Budget(tree_budget)
     if (model.tp_size or 1) > 1:
-        raise ValueError('tree_budget="auto" measures times, which differ between tensor-parallel ranks; pass a number.')
-    return CostAwareBudget(verify_cost(model, input_ids.device, use_kernel), input_ids.shape[1])
+        raise ValueError('tree_budget="auto" goes by times, which differ between tensor-parallel ranks; pass a number.')
+    experience = Experience()
+    if isinstance(assistant_model, PreTrainedModel):
+        temperature = generation_config.temperature if generation_config.do_sample else 0.0
+        by_target = _experience.setdefault(assistant_model, WeakKeyDictionary())
+        experience = by_target.setdefault(model, {}).setdefault(temperature, experience)
+    return CostAwareBudget(verify_cost(model, input_ids.device, use_kernel), input_ids.shape[1], experience)
 
 
 class Budget:
@@ -66,25 +85,23 @@ class CostAwareBudget(Budget):
     """The n nodes that maximise (1 + expected accepted) / (C_draft + C_verify(n, L)), every round anew.
 
     Nodes are taken in order of the drafter's own estimate of reaching them, corrected by how often nodes of such an
-    estimate were accepted in this text. Costs are those measured on this machine, scaled by how long rounds really take.
-    Where drafting does not pay, it pauses, and tries again after 1, 2, 4, .. rounds. The choice depends on the past and on
-    q, never on a drawn token, so every policy stays exact.
+    estimate were accepted lately. Costs are those measured on this machine, scaled by how long rounds really take.
+    Where drafting does not pay, it pauses, and tries again after 1, 2, 4, .. rounds and with every request. The choice
+    depends on the past and on q, never on a drawn token, so every policy stays exact.
 
     Args:
         cost: C_verify.
         length: L, committed tokens at the start.
+        experience: what was learned before; goes on learning.
 
     Source: CaDDTree (arXiv 2606.01813).
     """
 
-    def __init__(self, cost: VerifyCost, length: int):
+    def __init__(self, cost: VerifyCost, length: int, experience: "Experience"):
         super().__init__(FIRST_LIMIT)
-        self.cost, self.length = cost, length
-        self.calibration = Calibration()
-        self.draft_seconds = Average()
-        self.scale = Average(1.0)  # of the round's time beside drafting to C_verify
-        self.tokens, self.seconds = Average(decay=PATIENT_DECAY), Average(decay=PATIENT_DECAY)  # of rounds that drafted
-        self.skip, self.pause = 0, 1
+        self.cost, self.length, self.experience = cost, length, experience
+        experience.begin_request()
+        self.skip = 0
         self._drafted = False
         self._start = time.perf_counter()
 
@@ -94,69 +111,90 @@ class CostAwareBudget(Budget):
         return self._drafted
 
     def trim(self, tree, seconds):
+        known = self.experience
         # not these seconds: drawing takes longer for some tokens than for others
-        draft_seconds = self.draft_seconds.value or FIRST_DRAFT * self.scale.value * float(self.cost.seconds(1, self.length))
-        self.draft_seconds.add(seconds)
+        alone = known.scale.value * float(self.cost.seconds(1, self.length))
+        draft_seconds = known.draft_seconds.value or FIRST_DRAFT * alone
+        known.draft_seconds.add(seconds)
         if tree.log_reach is None:
             return tree
         log_reach = tree.log_reach[1:].double().numpy()
         order = np.argsort(-log_reach, kind="stable")  # parents first
-        expected = 1 + np.cumsum([0.0, *self.calibration.expected(log_reach[order])])
-        costs = self.scale.value * self.cost.seconds(np.arange(1, len(tree) + 1), self.length)
+        expected = 1 + np.cumsum([0.0, *known.calibration.expected(log_reach[order])])
+        costs = known.scale.value * self.cost.seconds(np.arange(1, len(tree) + 1), self.length)
         n = int(np.argmax(expected / (draft_seconds + costs)))
         self.limit = min(max(2 * n, FIRST_LIMIT), MOST_NODES)
         return tree.subtree([0, *sorted((order[:n] + 1).tolist())])
 
     def observe(self, tree, path):
+        known = self.experience
         start, self._start = self._start, time.perf_counter()
         seconds = self._start - start
-        drafting = self.draft_seconds.value if self._drafted else 0.0
+        drafting = known.draft_seconds.value if self._drafted else 0.0
         alone, verify = self.cost.seconds(np.array([1, len(tree)]), self.length)
-        self.scale.add(max(seconds - drafting, 0.0) / verify)
+        known.scale.add(max(seconds - drafting, 0.0) / verify)
         self.length += len(path)
         if not self._drafted:
             return
         if tree.log_reach is not None:
             accepted = np.zeros(len(tree), dtype=bool)
             accepted[path] = True
-            self.calibration.observe(tree.log_reach[1:].double().numpy(), accepted[1:])
+            known.calibration.observe(tree.log_reach[1:].double().numpy(), accepted[1:])
         # in modelled times, of which noise has been averaged out
-        alone, seconds = self.scale.value * alone, drafting + self.scale.value * verify
-        self.tokens.add(len(path))
-        self.seconds.add(seconds)
+        alone, seconds = known.scale.value * alone, drafting + known.scale.value * verify
+        known.tokens.add(len(path))
+        known.seconds.add(seconds)
         if len(path) * alone > seconds:
-            self.pause = 1  # it may pay again
-        judged = self.tokens.weight > LEAST_WEIGHT or len(tree) == 1  # a draft not worth verifying is no bad luck
-        if judged and self.tokens.value * alone < (1 - TOLERATED_LOSS) * self.seconds.value:
-            self.skip, self.pause = self.pause, min(2 * self.pause, MOST_SKIPPED)
+            known.pause = 1  # it may pay again
+        judged = known.tokens.weight > LEAST_WEIGHT or len(tree) == 1  # a draft not worth verifying is no bad luck
+        if judged and known.tokens.value * alone < (1 - TOLERATED_LOSS) * known.seconds.value:
+            self.skip, known.pause = known.pause, min(2 * known.pause, MOST_SKIPPED)
+
+
+class Experience:
+    """What rounds with one drafter have shown: its calibration, what it takes and brings, and the pause it deserves.
+
+    Attributes:
+        calibration: of its estimates.
+        draft_seconds: of drafting one tree.
+        scale: of the rest of a round to C_verify.
+        tokens: of rounds that drafted.
+        seconds: of rounds that drafted.
+        pause: rounds to skip the next time drafting does not pay.
+    """
+
+    def __init__(self):
+        self.calibration = Calibration()
+        self.draft_seconds, self.scale = Average(), Average(1.0)
+        self.tokens, self.seconds = Average(decay=PATIENT_DECAY), Average(decay=PATIENT_DECAY)
+        self.pause = 1
+
+    def begin_request(self) -> None:
+        """Let the past count just enough to judge the first draft of another text by."""
+        for average in (self.tokens, self.seconds):
+            average.weight = min(average.weight, LEAST_WEIGHT)
 
 
 class Calibration:
-    """Expected acceptance of a node from the drafter's estimate r: r (accepted so far) / (expected so far), by size of r."""
+    """Expected acceptance of a node from the drafter's estimate r: r (accepted) / (expected), by size of r, lately."""
 
     def __init__(self):
-        self.accepted: dict[int, float] = defaultdict(float)
-        self.estimated: dict[int, float] = defaultdict(float)
+        self.accepted, self.estimated = np.zeros(BINS), np.zeros(BINS)
 
     def expected(self, log_reach: np.ndarray) -> np.ndarray:
         """`[n]`: how probable the acceptance of each node is."""
-        bins = _bins(log_reach)
-        ratio = {
-            b: (PRIOR_CONFIDENCE * PRIOR_WEIGHT + self.accepted[b]) / (PRIOR_WEIGHT + self.estimated[b])
-            for b in set(bins)
-        }
-        return np.exp(log_reach) * np.array([ratio[b] for b in bins])
+        ratio = (PRIOR_CONFIDENCE * PRIOR_WEIGHT + self.accepted) / (PRIOR_WEIGHT + self.estimated)
+        return np.exp(log_reach) * ratio[_bins(log_reach)]
 
     def observe(self, log_reach: np.ndarray, accepted: np.ndarray) -> None:
-        """Learn from verified nodes: `accepted` `[n]` bool."""
-        for b, reach, hit in zip(_bins(log_reach), np.exp(log_reach).tolist(), accepted.tolist()):
-            self.estimated[b] += reach
-            self.accepted[b] += hit
+        """Learn from the verified nodes of one round: `accepted` `[n]` bool."""
+        bins = _bins(log_reach)
+        self.accepted = CALIBRATION_DECAY * self.accepted + np.bincount(bins, accepted, minlength=BINS)
+        self.estimated = CALIBRATION_DECAY * self.estimated + np.bincount(bins, np.exp(log_reach), minlength=BINS)
 
 
-def _bins(log_reach: np.ndarray) -> list[int]:
-    """Halvings of the estimate, the last bin for everything rarer than one in 256."""
-    return np.clip(-log_reach / np.log(2), 0, 8).astype(int).tolist()
+def _bins(log_reach: np.ndarray) -> np.ndarray:
+    return np.clip(-log_reach / np.log(2), 0, BINS - 1).astype(int)
 
 
 class Average:

@@ -142,7 +142,7 @@ def _tree_decoding(
     device, path_by_path = input_ids.device, is_path_by_path(model, cache)
     use_kernel = choose_kernel(model, options.tree_attention, device, model_kwargs, path_by_path)
     check_tree_attention(model, device, use_kernel)
-    budget = make_budget(options.tree_budget, model, input_ids, use_kernel)
+    budget = make_budget(options.tree_budget, model, assistant_model, generation_config, input_ids, use_kernel)
 
     emitter = Emitter.from_config(input_ids, logits_processor, stopping_criteria, generation_config, streamer)
     recorder = Recorder(options, generation_config, input_ids.device)

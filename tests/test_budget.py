@@ -1,19 +1,23 @@
 """The cost-aware budget: what it chooses, when it pauses, and that the text stays what it was."""
 
 import copy
+import gc
+import itertools
 import time
+import weakref
 
 import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from transformers import GenerationConfig
 
 import hf_ddtree
 from hf_ddtree import DraftTree
-from hf_ddtree.budget import MOST_SKIPPED, Average, Budget, Calibration, CostAwareBudget
+from hf_ddtree.budget import MOST_SKIPPED, Average, Budget, Calibration, CostAwareBudget, Experience, make_budget
 from hf_ddtree.cost import VerifyCost
-from hf_ddtree.drafters import TreeCandidateGenerator
+from hf_ddtree.drafters import DFlashTreeGenerator, TreeCandidateGenerator
 from hf_ddtree.randomness import Randomness
 from hf_ddtree.testing import VOCAB_SIZE, ScriptedDrafter, tiny_dflash_drafter, tiny_model, truncated_copy
 from hf_ddtree.tree import POLICIES, build_tree
@@ -51,8 +55,8 @@ def test_a_number_is_what_every_round_gets():
 def test_no_other_number_of_nodes_has_a_better_rate(seed, slope, draft):
     tree = drafted(seed)
     cost = VerifyCost([1, 101], [1, 2], [[1.0, 1.0 + 100 * slope]] * 2)
-    budget = CostAwareBudget(cost, 1)
-    budget.draft_seconds.add(draft)
+    budget = CostAwareBudget(cost, 1, Experience())
+    budget.experience.draft_seconds.add(draft)
     kept = budget.trim(tree, draft)
     gains = np.sort(Calibration().expected(tree.log_reach[1:].double().numpy()))[::-1]
     rates = [(1 + gains[:n].sum()) / (draft + 1 + slope * n) for n in range(len(tree))]
@@ -61,13 +65,13 @@ def test_no_other_number_of_nodes_has_a_better_rate(seed, slope, draft):
 
 def test_what_is_kept_are_the_nodes_most_probably_reached():
     tree = drafted(1)
-    kept = CostAwareBudget(STEEP, 1).trim(tree, 3.0)
+    kept = CostAwareBudget(STEEP, 1, Experience()).trim(tree, 3.0)
     assert 1 < len(kept) < len(tree)
     assert float(kept.log_reach.min()) >= float(tree.log_reach.sort(descending=True).values[len(kept) - 1])
 
 
 def test_free_nodes_are_all_kept_and_the_limit_grows():
-    budget = CostAwareBudget(FLAT, 1)
+    budget = CostAwareBudget(FLAT, 1, Experience())
     tree = drafted(2, n=32)
     assert len(budget.trim(tree, 0.1)) == len(tree)
     assert budget.limit == 64
@@ -75,7 +79,7 @@ def test_free_nodes_are_all_kept_and_the_limit_grows():
 
 def test_a_tree_without_estimates_stays_whole():
     tree = DraftTree.from_lists([1, 2, 3], [-1, 0, 0])
-    assert CostAwareBudget(STEEP, 1).trim(tree, 0.1) is tree
+    assert CostAwareBudget(STEEP, 1, Experience()).trim(tree, 0.1) is tree
 
 
 def test_the_same_number_depends_on_no_drawn_token():
@@ -83,7 +87,7 @@ def test_the_same_number_depends_on_no_drawn_token():
     policy, acceptance = POLICIES["hybrid"], [0.5] * 4
     cost = VerifyCost([1, 2, 100], [1, 2], [[1.0, 1.15, 15.9]] * 2)
     trees = [build_tree(logits, 20, 0, policy, acceptance, Randomness(seed)) for seed in range(5)]
-    kept = [CostAwareBudget(cost, 1).trim(tree, 3.0) for tree in trees]
+    kept = [CostAwareBudget(cost, 1, Experience()).trim(tree, 3.0) for tree in trees]
     assert 2 < len(kept[0]) < len(trees[0])
     assert len({tuple(tree.token_ids.tolist()) for tree in kept}) > 1
     assert len({tuple(tree.parents.tolist()) for tree in kept}) == 1
@@ -91,7 +95,7 @@ def test_the_same_number_depends_on_no_drawn_token():
 
 def test_it_does_not_depend_on_how_long_this_draft_took():
     """Drawing some tokens takes longer than drawing others."""
-    sizes = {len(CostAwareBudget(STEEP, 1).trim(drafted(1), seconds)) for seconds in (1e-5, 0.1, 10.0)}
+    sizes = {len(CostAwareBudget(STEEP, 1, Experience()).trim(drafted(1), seconds)) for seconds in (1e-5, 0.1, 10.0)}
     assert len(sizes) == 1
 
 
@@ -145,7 +149,7 @@ def play(budget, clock, accepts: bool, rounds: int, cost: float = 0.5, log_reach
 
 
 def test_it_pauses_ever_longer_where_drafting_does_not_pay(clock):
-    history = play(CostAwareBudget(FLAT, 1), clock, accepts=False, rounds=400)
+    history = play(CostAwareBudget(FLAT, 1, Experience()), clock, accepts=False, rounds=400)
     attempts = [i for i, drafts in enumerate(history) if drafts]
     gaps = [later - earlier - 1 for earlier, later in zip(attempts, attempts[1:])]
     assert gaps[:4] == [0] * 4, "some rounds may be unlucky"
@@ -153,21 +157,101 @@ def test_it_pauses_ever_longer_where_drafting_does_not_pay(clock):
 
 
 def test_it_pauses_at_once_where_the_draft_itself_is_hopeless(clock):
-    history = play(CostAwareBudget(STEEP, 1), clock, accepts=False, rounds=8, log_reach=[0.0, -9.0, -18.0])
+    budget = CostAwareBudget(STEEP, 1, Experience())
+    history = play(budget, clock, accepts=False, rounds=8, log_reach=[0.0, -9.0, -18.0])
     assert history == [True, False, True, False, False, True, False, False]
 
 
 def test_it_drafts_on_where_it_pays_and_again_when_it_does(clock):
-    budget = CostAwareBudget(FLAT, 1)
+    budget = CostAwareBudget(FLAT, 1, Experience())
     assert all(play(budget, clock, accepts=True, rounds=20))
     play(budget, clock, accepts=False, rounds=60)
     later = play(budget, clock, accepts=True, rounds=120)
     assert not all(later) and all(later[-20:])
 
 
+def test_the_next_request_tries_once_and_pauses_as_long_as_the_last_one_would_have(clock):
+    experience = Experience()
+    play(CostAwareBudget(FLAT, 1, experience), clock, accepts=False, rounds=40)
+    assert experience.pause == 32
+    history = play(CostAwareBudget(FLAT, 1, experience), clock, accepts=False, rounds=40)
+    assert [i for i, drafts in enumerate(history) if drafts] == [0, 33]
+
+
+def test_a_text_where_drafting_pays_is_drafted_whatever_came_before(clock):
+    experience = Experience()
+    for _ in range(20):
+        play(CostAwareBudget(FLAT, 1, experience), clock, accepts=False, rounds=40)
+    history = play(CostAwareBudget(FLAT, 1, experience), clock, accepts=True, rounds=20)
+    assert sum(history) >= 18
+
+
+def test_a_text_where_drafting_does_not_pay_is_given_up_whatever_came_before(clock):
+    experience = Experience()
+    for _ in range(20):
+        play(CostAwareBudget(FLAT, 1, experience), clock, accepts=True, rounds=40)
+    history = play(CostAwareBudget(FLAT, 1, experience), clock, accepts=False, rounds=40)
+    assert sum(history) <= 20
+
+
+def remembered(model, drafter, **settings) -> Experience:
+    settings = GenerationConfig(**settings)
+    return make_budget("auto", model, drafter, settings, torch.tensor([[5]]), False).experience
+
+
+def test_what_was_learned_is_that_of_one_drafter_for_one_target_at_one_temperature(monkeypatch):
+    monkeypatch.setattr("hf_ddtree.budget.verify_cost", lambda *_: FLAT)
+    model, other = tiny_model("llama"), tiny_model("llama")
+    drafter, sampled = tiny_dflash_drafter(model), {"do_sample": True, "temperature": 0.7}
+    known = [remembered(model, drafter, **settings) for settings in (sampled, {"do_sample": False})]
+    known += [remembered(other, drafter, **sampled), remembered(model, tiny_dflash_drafter(model), **sampled)]
+    assert len(set(map(id, known))) == 4
+    assert remembered(model, drafter, **sampled) is known[0]
+    assert remembered(model, drafter, do_sample=False, temperature=0.7) is known[1]
+
+
+@pytest.mark.parametrize("drafter", [None, ScriptedDrafter([5])], ids=["look-up", "of one's own"])
+def test_what_drafts_anew_for_every_request_is_judged_anew(monkeypatch, drafter):
+    monkeypatch.setattr("hf_ddtree.budget.verify_cost", lambda *_: FLAT)
+    model = tiny_model("llama")
+    assert remembered(model, drafter) is not remembered(model, drafter)
+
+
+def test_nothing_is_remembered_of_models_that_are_gone(monkeypatch):
+    monkeypatch.setattr("hf_ddtree.budget.verify_cost", lambda *_: FLAT)
+    model = tiny_model("llama")
+    drafter = tiny_dflash_drafter(model)
+    gone = [weakref.ref(remembered(model, drafter)), weakref.ref(model), weakref.ref(drafter)]
+    del model, drafter
+    gc.collect()
+    assert [reference() for reference in gone] == [None] * 3
+
+
+def test_a_useless_drafter_is_used_ever_less(monkeypatch):
+    """By `generate` itself: it is sure of a token that never comes."""
+    never, ticks = 0, itertools.count()
+    monkeypatch.setattr("hf_ddtree.budget.verify_cost", lambda *_: FLAT)
+    monkeypatch.setattr(time, "perf_counter", lambda: float(next(ticks)))
+
+    def sure(self, input_ids, *_):
+        return DraftTree.from_lists([int(input_ids[0, -1]), never], [-1, 0], log_reach=[0.0, -0.1])
+
+    monkeypatch.setattr(DFlashTreeGenerator, "get_candidates", sure)
+    model = hf_ddtree.enable(tiny_model("llama"))
+    drafter, drafts = tiny_dflash_drafter(model), []
+    for seed in range(4):
+        prompt = torch.randint(4, VOCAB_SIZE, (1, 12), generator=torch.Generator().manual_seed(seed))
+        settings = {"max_new_tokens": 40, "do_sample": False, "suppress_tokens": [never]}
+        options = {"tree_budget": "auto", "assistant_model": drafter, "return_dict_in_generate": True}
+        output = model.generate(prompt, **settings, **options)
+        assert torch.equal(output.sequences, model.generate(prompt, **settings))
+        drafts.append(sum(r.tree_size > 0 for r in output.rounds))
+    assert drafts[0] > 6 and drafts[-1] == 1
+
+
 def test_looking_in_vain_at_no_cost_is_no_reason_to_pause(clock):
     """As prompt look-up does before anything repeats."""
-    budget = CostAwareBudget(FLAT, 1)
+    budget = CostAwareBudget(FLAT, 1, Experience())
     for _ in range(20):
         assert budget.drafts()
         tree = budget.trim(DraftTree.from_lists([1], [-1], log_reach=[0.0]), 1e-4)
@@ -177,23 +261,24 @@ def test_looking_in_vain_at_no_cost_is_no_reason_to_pause(clock):
 
 def test_the_costs_follow_the_clock(clock):
     """A machine that has become four times slower in verifying makes drafting worth more."""
-    budget = CostAwareBudget(STEEP, 1)
+    budget = CostAwareBudget(STEEP, 1, Experience())
     for _ in range(30):
         budget.drafts()
         clock[0] += 4.0
         budget.observe(DraftTree.from_lists([1], [-1]), [0])
-    assert budget.scale.value == pytest.approx(4, rel=0.05)
+    assert budget.experience.scale.value == pytest.approx(4, rel=0.05)
 
 
 def test_estimates_are_corrected_by_what_was_accepted():
     calibration, log_reach = Calibration(), np.log([0.9, 0.6, 0.2, 0.001])
     before = calibration.expected(log_reach)
-    for _ in range(200):  # of the first two, a third is accepted; of the third, half, and the last one never
+    for _ in range(400):  # of the first two, a third is accepted; of the third, two thirds, and the last one never
         calibration.observe(log_reach, np.array([True, False, False, False]))
         calibration.observe(log_reach, np.array([False, False, True, False]))
         calibration.observe(log_reach, np.array([False, False, True, False]))
     after = calibration.expected(log_reach)
-    assert after[0] + after[1] == pytest.approx(1 / 3, rel=0.05) and after[2] == pytest.approx(2 / 3, rel=0.05)
+    # the prior still weighs a little, because evidence fades
+    assert after[0] + after[1] == pytest.approx(1 / 3, rel=0.1) and after[2] == pytest.approx(2 / 3, rel=0.15)
     assert after[3] < before[3]
 
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 import hf_ddtree
 from examples.sampling import check_distribution
-from hf_ddtree.budget import CostAwareBudget
+from hf_ddtree.budget import CostAwareBudget, Experience
 from hf_ddtree.cost import VerifyCost
 from hf_ddtree.drafters.assistant import _DrawnGrowth
 from hf_ddtree.randomness import Randomness
@@ -172,7 +172,7 @@ def test_trees_cut_to_what_is_worth_its_cost_are_exact(policy):
 
         def make_tree(*args, draft_logits=draft_logits):
             grown = dflash_trees(draft_logits, 3, POLICIES[policy])(*args)
-            tree = CostAwareBudget(cost, 1).trim(grown, 0.1)
+            tree = CostAwareBudget(cost, 1, Experience()).trim(grown, 0.1)
             sizes.add((len(grown), len(tree)))
             return tree
 
