@@ -39,10 +39,10 @@ class DFlashTreeGenerator(TreeCandidateGenerator):
         self.cache = DFlashCache(config=config)
         self.cache.activate_past_recording()
         self.root_position = None
-        self.context, self.context_positions = None, None  # what is not in the cache yet
+        self.context: list[tuple[torch.Tensor, torch.Tensor]] = []  # states and positions that are not in the cache yet
 
     def prefill(self, hidden_states, position_ids):
-        self.context, self.context_positions = hidden_states, position_ids
+        self.context.append((hidden_states, position_ids))
         self.root_position = position_ids[:, -1:] + 1
 
     def get_candidates(self, input_ids, tree_budget, max_depth):
@@ -56,8 +56,7 @@ class DFlashTreeGenerator(TreeCandidateGenerator):
 
     def commit_path(self, path, hidden_states):
         positions = self.root_position + torch.arange(len(path), device=self.root_position.device)
-        self.context = torch.cat([self.context, hidden_states], dim=1)
-        self.context_positions = torch.cat([self.context_positions, positions], dim=1)
+        self.context.append((hidden_states, positions))
         self.root_position = self.root_position + len(path)
 
     def draft(self, root_token_id: int) -> torch.Tensor:
@@ -67,15 +66,17 @@ class DFlashTreeGenerator(TreeCandidateGenerator):
         block[0, 0] = root_token_id
         embeds = embed_without_norm(self.embed, block)
         block_positions = self.root_position + torch.arange(self.block_size, device=block.device)
-        self.cache.set_previous_accepted_tokens(self.context.shape[1])
+        states, positions = zip(*self.context)
+        context = torch.cat(states, dim=1)
+        self.cache.set_previous_accepted_tokens(context.shape[1])
         outputs = self.drafter(
             noise_embeds=embeds.to(device=device, dtype=self.drafter.dtype),
-            context_hidden_states=self.context.to(device=device, dtype=self.drafter.dtype),
-            position_ids=torch.cat([self.context_positions, block_positions], dim=1).to(device),
+            context_hidden_states=context.to(device=device, dtype=self.drafter.dtype),
+            position_ids=torch.cat([*positions, block_positions], dim=1).to(device),
             cache=self.cache,
         )
         self.cache.crop(-self.block_size)
-        self.context, self.context_positions = self.context[:, :0], self.context_positions[:, :0]
+        self.context.clear()
         states = outputs.last_hidden_state[:, self.first_slot :]
         return self.head(states.to(device=embeds.device, dtype=embeds.dtype))[0]
 
