@@ -127,6 +127,8 @@ class TreeVerifier:
         config = self.model.config.get_text_config(decoder=True)
         if self.use_kernel:
             return window_masks(config, depths.device)
+        if len(tree) == 1:  # plain decoding: what the model makes of the padding mask is right, and takes less time
+            return padding_mask
         return tree_attention_mask(
             config,
             self.cache,
@@ -239,8 +241,8 @@ def tap(outputs: ModelOutput, tapped_states: tuple[int, ...], rows: list[int] | 
         return outputs.logits.new_empty(1, 0, 0)
     if outputs.get("hidden_states") is None:
         raise ValueError("assistant_model: this drafter reads hidden states, which the target does not return.")
-    states = [outputs.hidden_states[index][:, rows] for index in tapped_states]
-    return torch.cat([state.to(states[0].device) for state in states], dim=-1)
+    states = [outputs.hidden_states[index] for index in tapped_states]
+    return torch.cat([state.to(states[0].device) for state in states], dim=-1)[:, rows]
 
 
 def text_positions(position_ids: torch.Tensor) -> torch.Tensor:
