@@ -3,11 +3,11 @@
     python examples/pausing.py
 
 First with a drafter that was never trained, on the built-in prompts; then with the trained one, on prompts of random tokens.
-Options are passed on to the benchmark.
+Options are passed on to the benchmark; of `--output PREFIX` it makes PREFIX-untrained and PREFIX-random.
 """
 
+import argparse
 import json
-import sys
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -21,7 +21,14 @@ PROMPTS, PROMPT_TOKENS = 16, 40
 
 
 def main():
-    options = ["--tree-budgets", "16,auto", *sys.argv[1:]]
+    parser = argparse.ArgumentParser(allow_abbrev=False)
+    parser.add_argument("--output")
+    arguments, passed_on = parser.parse_known_args()
+    options = ["--tree-budgets", "16,auto", *passed_on]
+
+    def output(name: str) -> list[str]:
+        return ["--output", f"{arguments.output}-{name}"] if arguments.output else []
+
     _, tokenizer, drafter = load_embedded()
     torch.manual_seed(0)
     with TemporaryDirectory() as folder:
@@ -29,9 +36,9 @@ def main():
         DFlashDraftModel(drafter.config).save_pretrained(untrained)
         prompts.write_text("".join(f"{json.dumps(random_prompt(tokenizer))}\n" for _ in range(PROMPTS)))
         print("An untrained drafter:\n", flush=True)
-        benchmark(["--assistant-model", str(untrained), "--limit", str(PROMPTS), *options])
+        benchmark(["--assistant-model", str(untrained), "--limit", str(PROMPTS), *options, *output("untrained")])
         print("\nPrompts of random tokens:\n", flush=True)
-        benchmark(["--prompts", str(prompts), *options])
+        benchmark(["--prompts", str(prompts), *options, *output("random")])
 
 
 def random_prompt(tokenizer) -> dict:

@@ -18,8 +18,8 @@ MOST_SKIPPED = 64  # rounds between two attempts at drafting where it does not p
 TOLERATED_LOSS = 0.01  # of speed, before drafting pauses: looking for something to draft is nearly free
 DECAY = 0.85  # of averages over rounds: about the last seven count
 PATIENT_DECAY, LEAST_WEIGHT = 0.95, 4.0  # of what drafting brought: a few unlucky rounds are no reason to pause
-# marginals are over-confident; believed as if they had been right so often over four expected acceptances
-PRIOR_CONFIDENCE, PRIOR_WEIGHT = 0.8, 4.0
+# marginals are over-confident; believed as if they had been right so often over eight expected acceptances
+PRIOR_CONFIDENCE, PRIOR_WEIGHT = 0.8, 8.0
 CALIBRATION_DECAY = 0.99  # about the last hundred rounds count: texts change
 BINS = 9  # halvings of the estimate, the last one for everything rarer than one in 256
 
@@ -176,21 +176,28 @@ class Experience:
 
 
 class Calibration:
-    """Expected acceptance of a node from the drafter's estimate r: r (accepted) / (expected), by size of r, lately."""
+    """Expected acceptance of a node from the drafter's estimate r: r (accepted) / (expected), by size of r, lately.
+
+    Sizes that were seen little are taken to be like all others together.
+    """
 
     def __init__(self):
         self.accepted, self.estimated = np.zeros(BINS), np.zeros(BINS)
 
     def expected(self, log_reach: np.ndarray) -> np.ndarray:
         """`[n]`: how probable the acceptance of each node is."""
-        ratio = (PRIOR_CONFIDENCE * PRIOR_WEIGHT + self.accepted) / (PRIOR_WEIGHT + self.estimated)
-        return np.exp(log_reach) * ratio[_bins(log_reach)]
+        overall = _ratio(self.accepted.sum(), self.estimated.sum(), PRIOR_CONFIDENCE)
+        return np.exp(log_reach) * _ratio(self.accepted, self.estimated, overall)[_bins(log_reach)]
 
     def observe(self, log_reach: np.ndarray, accepted: np.ndarray) -> None:
         """Learn from the verified nodes of one round: `accepted` `[n]` bool."""
         bins = _bins(log_reach)
         self.accepted = CALIBRATION_DECAY * self.accepted + np.bincount(bins, accepted, minlength=BINS)
         self.estimated = CALIBRATION_DECAY * self.estimated + np.bincount(bins, np.exp(log_reach), minlength=BINS)
+
+
+def _ratio(accepted, estimated, prior):
+    return (PRIOR_WEIGHT * prior + accepted) / (PRIOR_WEIGHT + estimated)
 
 
 def _bins(log_reach: np.ndarray) -> np.ndarray:

@@ -272,14 +272,29 @@ def test_the_costs_follow_the_clock(clock):
 def test_estimates_are_corrected_by_what_was_accepted():
     calibration, log_reach = Calibration(), np.log([0.9, 0.6, 0.2, 0.001])
     before = calibration.expected(log_reach)
+    often = 20  # nodes of each estimate a round, against which the prior weighs little
     for _ in range(400):  # of the first two, a third is accepted; of the third, two thirds, and the last one never
-        calibration.observe(log_reach, np.array([True, False, False, False]))
-        calibration.observe(log_reach, np.array([False, False, True, False]))
-        calibration.observe(log_reach, np.array([False, False, True, False]))
+        for hits in ([True, False, False, False], [False, False, True, False], [False, False, True, False]):
+            calibration.observe(np.repeat(log_reach, often), np.repeat(hits, often))
     after = calibration.expected(log_reach)
-    # the prior still weighs a little, because evidence fades
-    assert after[0] + after[1] == pytest.approx(1 / 3, rel=0.1) and after[2] == pytest.approx(2 / 3, rel=0.15)
+    assert after[0] + after[1] == pytest.approx(1 / 3, rel=0.02) and after[2] == pytest.approx(2 / 3, rel=0.02)
     assert after[3] < before[3]
+
+
+def test_estimates_of_a_size_not_seen_yet_are_corrected_like_the_others():
+    calibration = Calibration()
+    unseen = np.log([0.01])
+    for _ in range(50):
+        calibration.observe(np.log([0.9, 0.8, 0.7]), np.array([False] * 3))
+    assert calibration.expected(unseen)[0] < 0.1 * Calibration().expected(unseen)[0]
+
+
+def test_what_was_seen_long_ago_is_forgotten():
+    calibration, log_reach = Calibration(), np.log([0.9, 0.8])
+    for hits in ([False] * 2, [True] * 2):
+        for _ in range(500):
+            calibration.observe(log_reach, np.array(hits))
+    assert calibration.expected(log_reach).sum() == pytest.approx(2, rel=0.1)
 
 
 def test_older_rounds_fade():

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 import hf_ddtree
+from hf_ddtree import DraftTree
 from hf_ddtree.testing import (
     FAMILIES,
     GATED_DELTA_FAMILIES,
@@ -91,3 +92,28 @@ WITH_SDPA = [family for family, fields in FAMILIES.items() if "attn_implementati
 def test_equals_plain_decoding_with_eager_attention(family):
     model = tiny_model(family, attn_implementation="eager")
     assert_equal_to_plain(model, DRAFTERS["scripted"], do_sample=False)
+
+
+class EveryOtherRound(ScriptedDrafter):
+    """Between two trees the root alone, for which the model makes its own mask."""
+
+    rounds = 0
+
+    def get_candidates(self, input_ids, tree_budget, max_depth):
+        self.rounds += 1
+        if self.rounds % 2:
+            return DraftTree.from_lists([int(input_ids[0, -1])], [-1])
+        return super().get_candidates(input_ids, tree_budget, max_depth)
+
+
+@pytest.mark.parametrize("family", [*FAMILIES, *GATED_DELTA_FAMILIES])
+def test_rounds_without_a_draft_between_others_over_a_padded_prompt(family):
+    model, padding = tiny_model(family), 5
+    prompt = torch.randint(4, VOCAB_SIZE, (1, WINDOW + 8), generator=torch.Generator().manual_seed(1))
+    mask = (torch.arange(prompt.shape[1]) >= padding).long()[None]
+    plain = generate(model, prompt, True, attention_mask=mask)
+    drafter = EveryOtherRound(plain[0, padding:].tolist())
+    options = {"tree_budget": 12, "tree_sampling": "target", "return_dict_in_generate": True}
+    output = generate(hf_ddtree.enable(model), prompt, True, attention_mask=mask, assistant_model=drafter, **options)
+    assert torch.equal(output.sequences, plain)
+    assert {0} < {r.tree_size for r in output.rounds} and output.tokens_per_round > 1.5
