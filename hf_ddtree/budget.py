@@ -69,9 +69,9 @@ class Budget:
     def __init__(self, limit: int):
         self.limit = limit
 
-    def drafts(self) -> bool:
-        """Whether to draft in the next round."""
-        return True
+    def drafts(self, max_depth: int) -> bool:
+        """Whether to draft in the round that begins; nodes are of use down to `max_depth`, which may be 0."""
+        return max_depth > 0
 
     def trim(self, tree: DraftTree, seconds: float) -> DraftTree:
         """What of a drafted tree to verify; drafting took `seconds`."""
@@ -102,11 +102,11 @@ class CostAwareBudget(Budget):
         self.cost, self.length, self.experience = cost, length, experience
         experience.begin_request()
         self.skip = 0
-        self._drafted = False
-        self._start = time.perf_counter()
+        self._drafted, self._start = False, 0.0  # of the round that began last
 
-    def drafts(self):
-        self._drafted = self.skip == 0
+    def drafts(self, max_depth):
+        self._start = time.perf_counter()
+        self._drafted = self.skip == 0 and super().drafts(max_depth)
         self.skip = max(0, self.skip - 1)
         return self._drafted
 
@@ -128,8 +128,7 @@ class CostAwareBudget(Budget):
 
     def observe(self, tree, path):
         known = self.experience
-        start, self._start = self._start, time.perf_counter()
-        seconds = self._start - start
+        seconds = time.perf_counter() - self._start
         drafting = known.draft_seconds.value if self._drafted else 0.0
         alone, verify = self.cost.seconds(np.array([1, len(tree)]), self.length)
         known.scale.add(max(seconds - drafting, 0.0) / verify)

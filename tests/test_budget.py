@@ -47,7 +47,12 @@ def drafted(seed: int, n: int = 20) -> DraftTree:
 
 def test_a_number_is_what_every_round_gets():
     budget, tree = Budget(7), drafted(0)
-    assert budget.limit == 7 and budget.drafts() and budget.trim(tree, 1.0) is tree
+    assert budget.limit == 7 and budget.drafts(max_depth=1) and budget.trim(tree, 1.0) is tree
+
+
+@pytest.mark.parametrize("budget", [Budget(7), CostAwareBudget(FLAT, 1, Experience())], ids=["fixed", "auto"])
+def test_nothing_is_drafted_where_no_node_is_of_use(budget):
+    assert not budget.drafts(max_depth=0) and budget.drafts(max_depth=1)
 
 
 @settings(max_examples=50, deadline=None)
@@ -136,7 +141,7 @@ def play(budget, clock, accepts: bool, rounds: int, cost: float = 0.5, log_reach
     """Rounds with a drafter of two tokens that are all accepted or never; returns which rounds drafted."""
     history = []
     for _ in range(rounds):
-        drafts = budget.drafts()
+        drafts = budget.drafts(max_depth=9)
         tree = DraftTree.from_lists([1], [-1])
         if drafts:
             clock[0] += cost
@@ -253,7 +258,7 @@ def test_looking_in_vain_at_no_cost_is_no_reason_to_pause(clock):
     """As prompt look-up does before anything repeats."""
     budget = CostAwareBudget(FLAT, 1, Experience())
     for _ in range(20):
-        assert budget.drafts()
+        assert budget.drafts(max_depth=9)
         tree = budget.trim(DraftTree.from_lists([1], [-1], log_reach=[0.0]), 1e-4)
         clock[0] += 1.0
         budget.observe(tree, [0])
@@ -263,10 +268,19 @@ def test_the_costs_follow_the_clock(clock):
     """A machine that has become four times slower in verifying makes drafting worth more."""
     budget = CostAwareBudget(STEEP, 1, Experience())
     for _ in range(30):
-        budget.drafts()
+        budget.drafts(max_depth=9)
         clock[0] += 4.0
         budget.observe(DraftTree.from_lists([1], [-1]), [0])
     assert budget.experience.scale.value == pytest.approx(4, rel=0.05)
+
+
+def test_the_time_of_the_prefill_counts_for_no_round(clock):
+    budget = CostAwareBudget(FLAT, 1, Experience())
+    clock[0] += 100.0
+    budget.drafts(max_depth=9)
+    clock[0] += 2.0
+    budget.observe(DraftTree.from_lists([1], [-1]), [0])
+    assert budget.experience.scale.value == pytest.approx(2)
 
 
 def test_estimates_are_corrected_by_what_was_accepted():
@@ -343,7 +357,7 @@ def test_every_policy_samples_with_it(policy, drafter):
 
 
 def test_rounds_without_a_draft_are_in_the_record(monkeypatch):
-    monkeypatch.setattr(CostAwareBudget, "drafts", lambda self: False)
+    monkeypatch.setattr(CostAwareBudget, "drafts", lambda self, max_depth: False)
     model = hf_ddtree.enable(tiny_model("llama"))
     output = model.generate(
         torch.tensor([[5, 6, 5, 6]]), max_new_tokens=9, tree_budget="auto", return_dict_in_generate=True

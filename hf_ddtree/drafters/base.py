@@ -86,7 +86,7 @@ def draft_tree(drafter: TreeCandidateGenerator, input_ids: torch.Tensor, budget:
         ValueError: if a generator of the user's own returns something else, which could change the output.
     """
     root_token_id = int(input_ids[0, -1])
-    if max_depth < 1 or not budget.drafts():
+    if not budget.drafts(max_depth):
         return DraftTree.from_lists([root_token_id], [-1])
     start = time.perf_counter()
     tree = drafter.get_candidates(input_ids, budget.limit, max_depth)
