@@ -66,13 +66,12 @@ class DFlashTreeGenerator(TreeCandidateGenerator):
         block[0, 0] = root_token_id
         embeds = embed_without_norm(self.embed, block)
         block_positions = self.root_position + torch.arange(self.block_size, device=block.device)
-        states, positions = zip(*self.context)
-        context = torch.cat(states, dim=1)
+        context, context_positions = (torch.cat(parts, dim=1) for parts in zip(*self.context))
         self.cache.set_previous_accepted_tokens(context.shape[1])
         outputs = self.drafter(
             noise_embeds=embeds.to(device=device, dtype=self.drafter.dtype),
             context_hidden_states=context.to(device=device, dtype=self.drafter.dtype),
-            position_ids=torch.cat([*positions, block_positions], dim=1).to(device),
+            position_ids=torch.cat([context_positions, block_positions], dim=1).to(device),
             cache=self.cache,
         )
         self.cache.crop(-self.block_size)
