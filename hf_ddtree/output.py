@@ -1,15 +1,16 @@
 """What tree decoding returns beside the tokens."""
 
-import time
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 import torch
 from transformers import Cache
-from transformers.generation import GenerateDecoderOnlyOutput, GenerationConfig
+from transformers.generation import GenerateDecoderOnlyOutput
 from transformers.utils import ModelOutput
 
-from .config import TreeConfig
+from .request import Request
+from .target.timing import now
 from .tree import DraftTree
 from .walk import Emitter
 
@@ -19,11 +20,15 @@ class Round:
     """One round of tree decoding.
 
     Args:
-        tree_size: drafted nodes that were verified, root excluded; 0 where `tree_budget="auto"` did not draft.
+        tree_size: drafted nodes that were verified, root excluded. 0 where `tree_budget="auto"` did not draft.
         accepted_length: drafted tokens kept, root and bonus token excluded.
         tree: the verified tree without its `proposals`, with `tree_trace=True`.
-        path: its accepted nodes, as indices from the root, 0, down, with `tree_trace=True`.
+        path: its accepted nodes from the root, 0, down, with `tree_trace=True`.
         seconds: wall time by stage ("draft", "verify", "walk", "commit"), with `tree_timing=True`.
+
+    Example:
+        >>> output = model.generate(**inputs, tree_budget=16, return_dict_in_generate=True)
+        >>> [entry.accepted_length for entry in output.rounds]
     """
 
     tree_size: int
@@ -35,10 +40,14 @@ class Round:
 
 @dataclass
 class GenerateDDTreeOutput(GenerateDecoderOnlyOutput):
-    """transformers' decoder-only output plus the rounds; all else in it means what it does in plain generate.
+    """transformers' decoder-only output plus the rounds. Every other field means what it does in plain generate.
 
     Args:
         rounds: one entry per target forward after the prefill.
+
+    Example:
+        >>> output = model.generate(**inputs, tree_budget=16, return_dict_in_generate=True)
+        >>> len(output.rounds), output.tokens_per_round
     """
 
     rounds: list[Round] | None = None
@@ -47,7 +56,7 @@ class GenerateDDTreeOutput(GenerateDecoderOnlyOutput):
     def tokens_per_round(self) -> float:
         """Mean tokens emitted per round: accepted drafted tokens and the bonus token (tau in the DFlash paper).
 
-        NaN where the prefill was all.
+        NaN if there were no rounds.
         """
         if not self.rounds:
             return float("nan")
@@ -55,52 +64,69 @@ class GenerateDDTreeOutput(GenerateDecoderOnlyOutput):
 
 
 class Recorder:
-    """Collects what a `generate` call returns beside the tokens; keeps nothing that was not asked for.
+    """Collects what a `generate` call returns beside the tokens, as far as the request asks for it.
 
     Args:
-        options: the tree options.
-        generation_config: says which outputs are wanted.
-        device: the target's, waited for at stage boundaries with `tree_timing=True`.
+        request: the request.
+        device: the target's device. With `tree_timing=True`, stages begin and end when it has finished its work.
     """
 
-    def __init__(self, options: TreeConfig, generation_config: GenerationConfig, device: torch.device):
-        self.options = options
-        self.as_dict = generation_config.return_dict_in_generate
-        self.hidden_states = () if self.as_dict and generation_config.output_hidden_states else None
-        self.device = device
-        self.rounds = []
-        self.seconds = {}
+    def __init__(self, request: Request, device: torch.device):
+        self.request, self.device = request, device
+        self.hidden_states: tuple | None = () if request.keep_hidden_states else None
+        self.rounds: list[Round] = []
+        self.seconds: dict[str, float] = {}
 
     @contextmanager
-    def stage(self, name: str):
-        """Time a stage of the round, if asked to."""
-        if not self.options.tree_timing:
+    def stage(self, name: str) -> Iterator[None]:
+        """Measure the time of a stage of the round if the request asks for it.
+
+        Args:
+            name: "draft", "verify", "walk" or "commit".
+        """
+        if not self.request.timing:
             yield
             return
-        start = self._now()
+        start = now(self.device)
         yield
-        self.seconds[name] = self._now() - start
+        self.seconds[name] = now(self.device) - start
 
     def add_round(self, tree: DraftTree, path: list[int], outputs: ModelOutput) -> None:
-        """Record a finished round."""
+        """Record a finished round.
+
+        Args:
+            tree: the verified tree.
+            path: its accepted path.
+            outputs: the outputs of the target's forward over the tree.
+        """
         entry = Round(tree_size=len(tree) - 1, accepted_length=len(path) - 1)
-        if self.options.tree_trace:
-            # without what children were drawn from, which takes a vocabulary per level
+        if self.request.trace:
+            # without proposals, each of which holds a distribution over the vocabulary
             entry.tree, entry.path = replace(tree, proposals={}), path
-        if self.options.tree_timing:
+        if self.request.timing:
             entry.seconds, self.seconds = self.seconds, {}
         self.rounds.append(entry)
         for node in path:
             self.add_hidden_states(outputs, rows=slice(node, node + 1))
 
     def add_hidden_states(self, outputs: ModelOutput, rows: slice) -> None:
-        """Record the hidden states that chose one token: `rows` of each layer's `[1, n, H]`."""
+        """Record the hidden states that chose one token.
+
+        Args:
+            outputs: the outputs of a target forward.
+            rows: the rows of each layer's `[1, n, H]`.
+        """
         if self.hidden_states is not None:
             self.hidden_states += (tuple(state[:, rows] for state in outputs.hidden_states),)
 
     def output(self, emitter: Emitter, cache: Cache) -> GenerateDDTreeOutput | torch.Tensor:
-        """What `generate` returns."""
-        if not self.as_dict:
+        """Return what `generate` returns.
+
+        Args:
+            emitter: the finished sequence.
+            cache: the cache after it.
+        """
+        if not self.request.return_dict:
             return emitter.input_ids
         return GenerateDDTreeOutput(
             sequences=emitter.input_ids,
@@ -110,8 +136,3 @@ class Recorder:
             cache=cache,
             rounds=self.rounds,
         )
-
-    def _now(self) -> float:
-        if self.device.type != "cpu":
-            torch.accelerator.synchronize(self.device)
-        return time.perf_counter()

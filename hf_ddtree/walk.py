@@ -1,4 +1,4 @@
-"""The walk down a verified tree, choosing every token as plain `generate` would."""
+"""The walk down a verified tree, which chooses every token as plain `generate` would."""
 
 from dataclasses import dataclass, field
 
@@ -6,24 +6,27 @@ import torch
 from transformers import LogitsProcessorList, StoppingCriteriaList
 from transformers.generation.streamers import BaseStreamer
 
-from .randomness import Randomness
+from .request import Request
+from .sampling.randomness import Randomness
+from .sampling.rejection import choose_with_proposal
 from .tree import DraftTree, Proposal
-
-GAMMA_STEPS = 10  # bisections; each halves what is left of the acceptance to be gained
 
 
 @dataclass
 class Emitter:
-    """The sequence under generation, extended by one token at a time exactly as plain `generate` extends it.
+    """The sequence of one row, extended by one token at a time exactly as plain `generate` extends it.
 
     Each `emit` runs the logits processors once on the true prefix, chooses the token, and asks the stopping criteria.
 
     Args:
         input_ids: `[1, S]` int64, the prompt.
-        do_sample: sample, or take the maximum.
-        streamer: gets every token as soon as it is final, or None.
+        logits_processor: the processors of the call.
+        stopping_criteria: the stopping criteria of the call.
+        do_sample: whether to sample, instead of taking the maximum.
+        streamer: receives every token as soon as it is final. None for no streaming.
         scores: `()` to collect the processed logits of each emitted token, None not to.
-        logits: likewise for the raw logits.
+        logits: `()` to collect the raw logits of each emitted token, None not to.
+        n_padding: the number of padding tokens at the left of the prompt.
     """
 
     input_ids: torch.Tensor
@@ -31,36 +34,65 @@ class Emitter:
     stopping_criteria: StoppingCriteriaList
     do_sample: bool
     streamer: BaseStreamer | None = None
-    scores: tuple | None = None
-    logits: tuple | None = None
+    scores: tuple[torch.Tensor, ...] | None = None
+    logits: tuple[torch.Tensor, ...] | None = None
+    n_padding: int = 0
     finished: bool = field(default=False, init=False)
     randomness: Randomness = field(default_factory=Randomness, init=False)  # torch's global generator
     overlaps: list[tuple[int, float]] = field(default_factory=list, init=False)
 
     @classmethod
-    def from_config(cls, input_ids, logits_processor, stopping_criteria, generation_config, streamer) -> "Emitter":
-        """An emitter that collects what the request wants returned."""
-        settings = generation_config
+    def from_request(
+        cls,
+        request: Request,
+        input_ids: torch.Tensor,
+        logits_processor: LogitsProcessorList,
+        stopping_criteria: StoppingCriteriaList,
+        streamer: BaseStreamer | None,
+        attention_mask: torch.Tensor | None,
+    ) -> "Emitter":
+        """Return an emitter that collects what the request wants returned.
+
+        Args:
+            request: the request.
+            input_ids: `[1, S]` int64, the prompt.
+            logits_processor: the processors of the call.
+            stopping_criteria: the stopping criteria of the call.
+            streamer: receives every token, or None.
+            attention_mask: `[1, S]` or longer, ending with the prompt's mask. None without padding.
+        """
         return cls(
             input_ids,
             logits_processor,
             stopping_criteria,
-            do_sample=settings.do_sample,
+            do_sample=request.do_sample,
             streamer=streamer,
-            scores=() if settings.return_dict_in_generate and settings.output_scores else None,
-            logits=() if settings.return_dict_in_generate and settings.output_logits else None,
+            scores=() if request.keep_scores else None,
+            logits=() if request.keep_logits else None,
+            n_padding=count_padding(input_ids, attention_mask),
         )
 
+    @property
+    def length(self) -> int:
+        """The length of the sequence, padding included."""
+        return self.input_ids.shape[1]
+
+    @property
+    def sequence(self) -> torch.Tensor:
+        """`[1, S]` int64, the sequence without padding."""
+        return self.input_ids[:, self.n_padding :]
+
     def emit(self, next_token_logits: torch.Tensor, proposal: Proposal | None = None, plain_draw: bool = True) -> int:
-        """Choose and append the next token.
+        """Choose and append the next token, and return it.
 
         Args:
             next_token_logits: `[1, V]`, the target's raw logits after the current sequence.
-            proposal: the drawn children at this point of the tree, if it has any.
-            plain_draw: sample by the call that plain `generate` makes, so that the same seed gives the same token. It
-                takes an exponential for every token of the vocabulary, ten times the time of inverting a cumulative sum.
+            proposal: the drawn children at this node of the tree, if it has any.
+            plain_draw: sample by the call that plain `generate` makes, so that the same seed gives the same token. That
+                call draws an exponential for every token of the vocabulary, which takes ten times as long as inverting a
+                cumulative sum.
         """
-        # a copy: processors may write into it, and the logits of the whole tree should not be kept alive
+        # a copy, because processors may write into it, and because a view would keep the logits of the whole tree alive
         next_token_logits = next_token_logits.to(copy=True, dtype=torch.float32, device=self.input_ids.device)
         next_token_scores = self.logits_processor(self.input_ids, next_token_logits)
         if self.scores is not None:
@@ -75,12 +107,12 @@ class Emitter:
         return int(next_token)
 
     def take_overlaps(self) -> list[tuple[int, float]]:
-        """Depth and overlap of each proposal that was tried since the last call."""
+        """Return the depth and overlap of each proposal that was tried since the last call."""
         taken, self.overlaps = self.overlaps, []
         return taken
 
     def _choose(self, scores: torch.Tensor, proposal: Proposal | None, plain_draw: bool) -> torch.Tensor:
-        """The chosen token, `[1, 1]`, from processed scores `[1, V]`."""
+        """Return the chosen token, `[1, 1]`, from processed scores `[1, V]`."""
         if not self.do_sample:
             return scores.argmax(dim=-1, keepdim=True)
         p = scores.softmax(dim=-1)
@@ -94,97 +126,24 @@ class Emitter:
         return torch.full_like(self.input_ids[:, :1], token)
 
 
-def choose_with_proposal(p: torch.Tensor, proposal: Proposal, randomness: Randomness) -> tuple[int, float]:
-    """A token distributed as p that is a child of the node as often as the proposal allows.
+def count_padding(input_ids: torch.Tensor, attention_mask: torch.Tensor | None) -> int:
+    """Return the number of padding tokens at the left of the prompt.
 
     Args:
-        p: `[V]`, the target's distribution after all processors.
-        proposal: the drawn children.
-        randomness: where flips and draws come from.
-
-    Returns:
-        The token, and the overlap sum_v min(p(v), q(v)) / (1 - p(S)), q being restricted to the tokens outside the
-        deterministic children S: how probable the acceptance of one draw is, once p leaves S. It estimates the same as
-        the flips do, with less variance.
+        input_ids: `[1, S]` int64.
+        attention_mask: `[1, S]` or longer, ending with the prompt's mask. None without padding.
     """
-    q = proposal.outside(p)
-    outside = 1 - float(p[proposal.inside].sum())
-    overlap = float(torch.minimum(p, q).sum()) / outside if outside > 0 else 0.0
-    rule = k_sequential if proposal.replacement else recursive_rejection
-    return rule(p, q, proposal.tokens, randomness), overlap
-
-
-def recursive_rejection(p: torch.Tensor, q: torch.Tensor, tokens: list[int], randomness: Randomness) -> int:
-    """Accept x_i with min(1, r(x_i) / q_i(x_i)); else r <- norm(max(0, r - q_i)); at the end y ~ r.
-
-    r starts as p; q_i, from which x_i was drawn, is q without the deterministic children S and without x_1 .. x_{i-1}.
-    Each step is speculative sampling of r by q_i, whose residual is taken over the whole vocabulary; so the result has
-    distribution p for every S and any number of draws. With one draw P(accept) = sum_v min(p(v), q_1(v)), and with S
-    the walk also goes on with probability p(S).
-
-    Source: Leviathan et al. (arXiv 2211.17192), Appendix A.1, applied recursively as in Sequoia (arXiv 2402.12374).
-    """
-    residual = p
-    for i, token in enumerate(tokens):
-        if i:
-            q = q.clone()
-            q[tokens[i - 1]] = 0
-            q = normalised(q, otherwise=q)
-        if randomness.flip(float(residual[token] / q[token])):
-            return token
-        residual = normalised(residual - q, otherwise=residual)
-    return randomness.draw(residual)
-
-
-def k_sequential(p: torch.Tensor, q: torch.Tensor, tokens: list[int], randomness: Randomness) -> int:
-    """Accept the first x_i with probability min(1, p(x_i) / (g q(x_i))); at the end y ~ norm(p - c min(q, p / g)).
-
-    x_1 .. x_k are independent draws from q, b = sum_v min(q(v), p(v) / g) is the probability that one is accepted,
-    c = (1 - (1 - b)^k) / b, and g solves 1 - (1 - b)^k = g b: the smallest g for which the residual is not negative.
-
-    Source: Sun et al., SpecTr (arXiv 2310.15141), Algorithm 3 and Theorem 1.
-    """
-    k = len(tokens)
-    gamma = solve_gamma(p, q, k)
-    accepted = torch.minimum(q, p / gamma)
-    for token in tokens:
-        if randomness.flip(float(accepted[token] / q[token])):
-            return token
-    beta = float(accepted.sum())
-    factor = (1 - (1 - beta) ** k) / beta if beta > 0 else 0.0
-    return randomness.draw(normalised(p - factor * accepted, otherwise=p))
-
-
-def solve_gamma(p: torch.Tensor, q: torch.Tensor, k: int) -> float:
-    """The smallest g in [1, k] with 1 - (1 - b)^k <= g b, b = sum_v min(q(v), p(v) / g), from above.
-
-    Any g that satisfies the inequality keeps the output exact; a larger one only accepts less.
-    """
-    low, high = 1.0, float(k)
-    for _ in range(GAMMA_STEPS if k > 1 else 0):
-        middle = (low + high) / 2
-        beta = float(torch.minimum(q, p / middle).sum())
-        if 1 - (1 - beta) ** k <= middle * beta:
-            high = middle
-        else:
-            low = middle
-    return high
-
-
-def normalised(weights: torch.Tensor, otherwise: torch.Tensor) -> torch.Tensor:
-    """The positive part of `weights`, scaled to sum 1; `otherwise` if nothing is positive, which only rounding causes."""
-    positive = weights.clamp(min=0)
-    total = positive.sum()
-    return positive / total if total > 0 else otherwise
+    n = input_ids.shape[1]
+    return 0 if attention_mask is None or n == 0 else int(attention_mask[0, -n:].argmax())
 
 
 def walk_tree(tree: DraftTree, node_logits: torch.Tensor, emitter: Emitter) -> list[int]:
-    """At each node emit a token of the target's distribution, and descend while it is a child.
+    """At each node, emit a token of the target's distribution, and descend while it is a child. Return the path.
 
     P(y | prefix) = p(y) at every node, whatever the tree: without drawn children because the choice never looks at the
-    tree, with drawn children by rejection sampling. Greedy output is therefore the target's, and sampled output has its
-    distribution. Without drawn children a seed gives the text that plain sampling gives. Exactly one token is emitted per
-    node of the path; the last one left the tree or ended the generation.
+    tree, and with drawn children by rejection sampling. Greedy output is therefore the target's own, and sampled output
+    has its distribution. Without drawn children, a seed gives the text that plain sampling gives. The walk emits exactly
+    one token per node of the path. The last one, the bonus token, left the tree or ended the generation.
 
     Args:
         tree: N nodes.
@@ -192,7 +151,7 @@ def walk_tree(tree: DraftTree, node_logits: torch.Tensor, emitter: Emitter) -> l
         emitter: the sequence, which ends with the root.
 
     Returns:
-        The path, node indices from the root down: the tokens to commit. The last emitted token is not among them.
+        The path, node indices from the root down: the tokens to commit. The bonus token is not among them.
     """
     path = [0]
     while True:

@@ -1,41 +1,45 @@
-"""Drafting without a model: what followed the last tokens earlier in the text."""
+"""Drafting without a model: the tokens that followed the same tokens earlier in the text."""
 
 import math
+from collections.abc import Iterable
 
 import numpy as np
-from transformers.generation import GenerationConfig
 
 from ..tree import DraftTree
-from .base import TreeCandidateGenerator
+from .base import Drafter
 
-# a longer common suffix says nothing more about the next token, and looping text would make the search long
-LONGEST_MATCH = 16
-DEFAULT_DEPTH = 10
-CONTINUES = 0.8  # how probable it is that a text that repeats itself goes on to do so; only the order of nodes matters
+CONTINUATION = 0.8  # the assumed probability that a repetition goes on. It decides the order of nodes only.
 
 
-class PromptLookupTreeGenerator(TreeCandidateGenerator):
-    """A trie of the earlier continuations of the longest matching suffix, the most recent ones first.
+class PromptLookupDrafter(Drafter):
+    """Drafts a trie of the earlier continuations of the longest matching suffix, the most recent ones first.
 
-    `prompt_lookup_num_tokens` bounds the depth and `max_matching_ngram_size` the suffix, as in native prompt look-up.
+    Args:
+        max_depth: the depth of the trie (`prompt_lookup_num_tokens` of `generate`).
+        max_match: the longest suffix to compare, in tokens (`max_matching_ngram_size` of `generate`).
     """
 
-    def __init__(self, generation_config: GenerationConfig):
-        self.depth = generation_config.prompt_lookup_num_tokens or DEFAULT_DEPTH
-        self.longest_match = generation_config.max_matching_ngram_size or LONGEST_MATCH
+    def __init__(self, max_depth: int, max_match: int):
+        self.max_depth, self.max_match = max_depth, max_match
 
-    def get_candidates(self, input_ids, tree_budget, max_depth):
+    def draft(self, input_ids, tree_budget, max_depth):
+        """Return the tree of the next round."""
         tokens = input_ids[0].numpy(force=True)
-        depth = min(self.depth, max_depth)
-        ends = longest_suffix_matches(tokens, self.longest_match)
+        depth = min(self.max_depth, max_depth)
+        ends = longest_suffix_matches(tokens, self.max_match)
         continuations = (tokens[end + 1 : end + 1 + depth].tolist() for end in ends[::-1])
         return merge_into_trie(int(tokens[-1]), continuations, tree_budget)
 
 
 def longest_suffix_matches(tokens: np.ndarray, longest: int) -> np.ndarray:
-    """The ends of all earlier occurrences of the longest suffix of `tokens` that occurred before, ascending.
+    """Return the ends of all earlier occurrences of the longest suffix that occurred before, ascending.
 
-    Starts from the occurrences of the last token and keeps those that also match one token further back, while any do.
+    The search starts from the occurrences of the last token. It keeps those that also match one token further back, as
+    long as there are any.
+
+    Args:
+        tokens: `[S]` int64.
+        longest: the longest suffix to compare, in tokens.
     """
     last = len(tokens) - 1
     ends = (tokens[:last] == tokens[last]).nonzero()[0]
@@ -48,13 +52,18 @@ def longest_suffix_matches(tokens: np.ndarray, longest: int) -> np.ndarray:
     return ends
 
 
-def merge_into_trie(root_token_id: int, continuations, tree_budget: int) -> DraftTree:
+def merge_into_trie(root_token_id: int, continuations: Iterable[list[int]], tree_budget: int) -> DraftTree:
     """Merge sequences into a tree, in order, until it has `tree_budget` drafted nodes.
 
-    A node is estimated to be reached with probability (its share of the sequences) CONTINUES^depth.
+    The estimated probability of reaching a node is (its share of the sequences) CONTINUATION^depth.
+
+    Args:
+        root_token_id: the token of the root.
+        continuations: sequences of tokens that follow the root.
+        tree_budget: the number of drafted nodes.
     """
     token_ids, parents, depths, visits = [root_token_id], [-1], [0], [0]
-    node_of = {}
+    node_of: dict[tuple[int, int], int] = {}
     for continuation in continuations:
         if len(token_ids) > tree_budget:
             break
@@ -72,6 +81,6 @@ def merge_into_trie(root_token_id: int, continuations, tree_budget: int) -> Draf
             node = node_of[node, token]
             visits[node] += 1
     log_reach = [
-        math.log(n / visits[0]) + depth * math.log(CONTINUES) if depth else 0.0 for n, depth in zip(visits, depths)
+        math.log(n / visits[0]) + depth * math.log(CONTINUATION) if depth else 0.0 for n, depth in zip(visits, depths, strict=True)
     ]
     return DraftTree.from_lists(token_ids, parents, log_reach=log_reach)

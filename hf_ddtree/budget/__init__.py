@@ -1,0 +1,1 @@
+"""The budget: how many nodes each round drafts and verifies."""

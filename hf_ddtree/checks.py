@@ -1,0 +1,363 @@
+"""Every refusal of a request, at entry: what cannot work raises a ValueError that names the argument and the way out.
+
+Each check has one subject: the options, the model, the settings, the arguments, the inputs, the drafter, the attention.
+enable.py calls them in this order, before anything runs.
+"""
+
+from typing import Any
+
+import torch
+from transformers import Cache, GenerationConfig, PreTrainedModel
+from transformers.cache_utils import DummyLayer, DynamicLayer
+
+from ._transformers import attention_implementation, is_stateful
+from .drafters.base import Drafter
+from .drafters.choose import DFLASH_MODELS
+from .drafters.dflash import DFlashDrafter
+from .drafters.dflash_model import check_block
+from .request import MAX_TREE_BUDGET, Request, TreeConfig
+from .sampling.policies import POLICIES
+from .target.attention import text_config
+from .target.cache import ATTENTION_LAYERS, RECURRENT_LAYERS, is_recurrent
+from .target.kernel_attention import kernel_problem
+from .target.masks import MASKED_LAYER_TYPES
+from .target.path_verifier import is_path_by_path
+
+ATTENTION_BACKENDS = ("auto", "sdpa", "triton")
+SUPPORTED_IMPLEMENTATIONS = ("eager", "sdpa")
+SUPPORTED_CACHES = (None, "dynamic")
+# names in `config.layer_types` of layers whose state is in the cache, and of layers without a state
+HYBRID_LAYER_TYPES = ("hybrid", "hybrid_sliding")  # attention and a recurrent state side by side
+RECURRENT_LAYER_TYPES = ("linear_attention", "conv", *HYBRID_LAYER_TYPES, "mlp", "moe")
+# After a cached text, these compute something else over several tokens than token by token. The difference may be so
+# small that only fp32 shows it, or so large that the text changes.
+INCONSISTENT_MODEL_TYPES = ("jamba", "nemotron_h", "recurrent_gemma", "zamba2")
+
+
+def check_tree_config(config: TreeConfig) -> None:
+    """Raise a ValueError for a value that a tree option does not take.
+
+    Args:
+        config: the tree options of the call.
+    """
+    budget = config.tree_budget
+    is_number = isinstance(budget, int) and not isinstance(budget, bool)
+    if budget != "auto" and not (is_number and 1 <= budget <= MAX_TREE_BUDGET):
+        raise ValueError(
+            f"tree_budget={budget!r} is not a number of drafted nodes per round. Pass an int from 1 to {MAX_TREE_BUDGET}, "
+            "or 'auto', or leave it out for plain generation."
+        )
+    for name, value, choices in (
+        ("tree_sampling", config.tree_sampling, tuple(POLICIES)),
+        ("tree_attention", config.tree_attention, ATTENTION_BACKENDS),
+    ):
+        if value not in choices:
+            raise ValueError(f"{name}={value!r} is unknown; choose one of {choices}.")
+    for name, value in (("tree_trace", config.tree_trace), ("tree_timing", config.tree_timing)):
+        if not isinstance(value, bool):
+            raise ValueError(f"{name}={value!r} must be True or False.")
+
+
+def check_model(model: PreTrainedModel, argument: str = "model", recurrent: bool = True) -> None:
+    """Raise a ValueError if tree decoding does not work for this kind of model.
+
+    Args:
+        model: a target, or a causal LM as drafter.
+        argument: the name under which the user passed it.
+        recurrent: whether its layers may carry a recurrent state.
+    """
+    config = text_config(model)
+    name = type(model).__name__
+    if model.config.is_encoder_decoder:
+        raise ValueError(
+            f"{argument}: {name} is an encoder-decoder, and tree decoding is for decoder-only causal LMs; use plain generate."
+        )
+    if getattr(config, "attention_chunk_size", None) is not None:
+        raise ValueError(
+            f"{argument}: {name} has chunked attention, which tree decoding does not support; use plain generate."
+        )
+    if config.model_type in INCONSISTENT_MODEL_TYPES:
+        raise ValueError(
+            f"{argument}: the recurrent layers of {name} compute something else over several tokens than one by one, so no "
+            "verification can equal plain decoding; call generate without tree_budget."
+        )
+    _check_layers(model, argument, recurrent)
+    implementation = attention_implementation(config)
+    if implementation not in SUPPORTED_IMPLEMENTATIONS:
+        raise ValueError(
+            f"attn_implementation={implementation!r} takes no tree mask; call "
+            f"model.set_attn_implementation('sdpa') (supported: {list(SUPPORTED_IMPLEMENTATIONS)})."
+        )
+
+
+def _check_layers(model: PreTrainedModel, argument: str, recurrent: bool) -> None:
+    layer_types = set(getattr(text_config(model), "layer_types", None) or ())
+    supported = MASKED_LAYER_TYPES + (RECURRENT_LAYER_TYPES if recurrent else ())
+    unknown = layer_types - set(supported)
+    no_attention = layer_types.isdisjoint(MASKED_LAYER_TYPES + HYBRID_LAYER_TYPES) and is_stateful(model)
+    if unknown or no_attention:
+        kind = f"layers of type {sorted(unknown)}" if unknown else "only recurrent layers"
+        way_out = "call generate without tree_budget" if recurrent else "choose another drafter"
+        raise ValueError(
+            f"{argument}: {type(model).__name__} has {kind}, where sibling branches would mix. Supported are "
+            f"{list(supported)}; {way_out}."
+        )
+
+
+def check_settings(settings: GenerationConfig) -> None:
+    """Raise a ValueError for a setting of `generate` that does not work with `tree_budget`.
+
+    Args:
+        settings: the settings of the call.
+    """
+    drop = "drop it, or drop tree_budget"
+    refusals = {  # setting: (whether it conflicts, the way out)
+        "num_beams": ((settings.num_beams or 1) > 1, drop),
+        "num_beam_groups": ((settings.num_beam_groups or 1) > 1, drop),
+        "constraints": (settings.constraints is not None, drop),
+        "force_words_ids": (settings.force_words_ids is not None, drop),
+        "penalty_alpha": (bool(settings.penalty_alpha), drop),
+        "dola_layers": (settings.dola_layers is not None, drop),
+        "prompt_lookup_num_tokens": (
+            settings.prompt_lookup_num_tokens == 0,
+            "it is the depth of the tree, so pass at least 1",
+        ),
+        "num_return_sequences": ((settings.num_return_sequences or 1) > 1, "call generate once per sequence"),
+        "use_cache": (settings.use_cache is False, "leave it at True"),
+        "cache_implementation": (
+            settings.cache_implementation not in SUPPORTED_CACHES,
+            "use the default dynamic cache",
+        ),
+        "output_attentions": (bool(settings.output_attentions), drop),
+        "output_hidden_states": (settings.output_hidden_states not in (None, False, True), "pass True or False"),
+        "use_mtp": (bool(settings.use_mtp), drop),
+        "assistant_early_exit": (settings.assistant_early_exit is not None, drop),
+        "assistant_ensemble_weight": (
+            settings.assistant_ensemble_weight is not None,
+            "leave it out, because it would change the target's distribution",
+        ),
+    }
+    for name, (conflicts, way_out) in refusals.items():
+        if conflicts:
+            raise ValueError(f"{name}={getattr(settings, name)!r} does not work with tree_budget: {way_out}.")
+
+
+def check_arguments(arguments: dict[str, Any]) -> None:
+    """Raise a ValueError for an argument of `generate` outside its settings that does not work with `tree_budget`.
+
+    Args:
+        arguments: `assistant_model`, `streamer`, `tokenizer`, ... as `generate` collected them.
+    """
+    if "synced_gpus" not in arguments:  # only a callable that does not ask for it goes without
+        refuse_custom_generate()
+    if arguments["synced_gpus"]:
+        raise ValueError("synced_gpus=True does not work with tree_budget: drop it, or drop tree_budget.")
+    if arguments.get("assistant_tokenizer") is not None:
+        raise ValueError(
+            "assistant_tokenizer does not work with tree_budget, because a drafter needs the target's own vocabulary: drop it."
+        )
+
+
+def refuse_custom_generate() -> None:
+    """Raise a ValueError for `custom_generate` together with `tree_budget`."""
+    raise ValueError("custom_generate replaces the decoding loop; drop it, or drop tree_budget.")
+
+
+def refuse_generate_batch() -> None:
+    """Raise a ValueError for `tree_budget` in `generate_batch`."""
+    raise ValueError("tree_budget: generate_batch decodes without a tree; drop it, or call generate per sequence.")
+
+
+def check_inputs(
+    model: PreTrainedModel, input_ids: torch.Tensor, max_length: int, model_kwargs: dict[str, Any]
+) -> None:
+    """Raise a ValueError for inputs that tree decoding cannot take.
+
+    Args:
+        model: the target.
+        input_ids: `[B, S]` int64.
+        max_length: tokens of the finished sequence at most.
+        model_kwargs: the keyword arguments that `generate` prepared for the forward.
+    """
+    if input_ids.shape[0] != 1:
+        raise ValueError(
+            f"input_ids holds a batch of {input_ids.shape[0]}, and tree decoding takes one sequence; call generate per "
+            "sequence, or drop tree_budget."
+        )
+    position_ids, cache = model_kwargs.get("position_ids"), model_kwargs.get("cache")
+    name = type(model).__name__
+    if position_ids is None:
+        raise ValueError(
+            f"model: {name} does not take position_ids, so the nodes of a tree cannot be placed; call generate without "
+            "tree_budget."
+        )
+    if cache is None:
+        raise ValueError(f"model: {name} has no key/value cache; call generate without tree_budget.")
+    check_cache(cache)
+    prompt_length = position_ids.shape[-1]
+    check_rope(model, prompt_length, prompt_length + max_length - input_ids.shape[1])
+
+
+def check_cache(cache: Cache) -> None:
+    """Raise a ValueError if a layer of a cache can neither keep scattered rows exactly nor be copied per path.
+
+    Static layers have no room for a tree, and quantised ones lose precision when rows are written back.
+
+    Args:
+        cache: the cache of the call.
+    """
+    if cache.offloading:
+        raise ValueError(
+            "cache: rows of an offloaded cache move between devices while a path is committed; use a plain dynamic cache."
+        )
+    recurrent = any(map(is_recurrent, cache.layers))
+    supported = (*ATTENTION_LAYERS, *RECURRENT_LAYERS, DummyLayer) if recurrent else ATTENTION_LAYERS
+    for layer in cache.layers:
+        if type(layer) not in supported:
+            raise ValueError(
+                f"cache: a layer of type {type(layer).__name__} cannot be compacted after tree verification. Tree "
+                "decoding needs a dynamic cache: drop cache and cache_implementation, or call generate without tree_budget."
+            )
+    if recurrent and not any(isinstance(layer, DynamicLayer) for layer in cache.layers):
+        raise ValueError(
+            "cache: all layers are recurrent, so it cannot tell how many tokens it holds; call generate without tree_budget."
+        )
+
+
+def check_rope(model: PreTrainedModel, length: int, max_length: int) -> None:
+    """Raise a ValueError if RoPE frequencies would change within the request.
+
+    Frequencies that depend on the length are computed from the longest position in the forward, so a deep node would
+    change them for every other node.
+
+    Args:
+        model: the target.
+        length: the tokens of the prompt.
+        max_length: tokens of the finished sequence at most.
+    """
+    config = text_config(model)
+    parameters = getattr(config, "rope_parameters", None) or {}
+    nested = [value for value in parameters.values() if isinstance(value, dict)]
+    for rope in nested or [parameters]:
+        original = rope.get("original_max_position_embeddings") or config.max_position_embeddings
+        rope_type = rope.get("rope_type")
+        crosses = (rope_type == "longrope" and length <= original < max_length) or (
+            rope_type == "dynamic" and max_length > original
+        )
+        if crosses:
+            raise ValueError(
+                f"max_length={max_length} crosses {original} tokens, where this model's {rope_type!r} RoPE changes its "
+                f"frequencies; keep prompt and max_new_tokens within {original}, or drop tree_budget."
+            )
+
+
+def check_assistant(assistant_model: object, target: PreTrainedModel, max_length: int) -> None:
+    """Raise a ValueError if `assistant_model` is not a drafter for the target.
+
+    Args:
+        assistant_model: what the user passed.
+        target: the model that generates.
+        max_length: tokens of the finished sequence at most.
+    """
+    if isinstance(assistant_model, Drafter) and assistant_model.used:
+        raise ValueError("assistant_model: a drafter object serves one generate call; make a new one.")
+    model = assistant_model.model if isinstance(assistant_model, DFlashDrafter) else assistant_model
+    if model is None or isinstance(model, Drafter):
+        return
+    if getattr(model, "training", False):
+        raise ValueError("assistant_model: the drafter is in training mode; call assistant_model.eval().")
+    if isinstance(model, DFLASH_MODELS):
+        check_dflash(model, target)
+    elif isinstance(model, PreTrainedModel) and model.can_generate():
+        check_causal_lm(model, target, max_length)
+    else:
+        raise ValueError(
+            f"assistant_model: a {type(model).__name__} is not a drafter. Pass what hf_ddtree.load_drafter returns, a "
+            "causal LM with the target's vocabulary, or None for prompt look-up."
+        )
+
+
+def check_dflash(model: PreTrainedModel, target: PreTrainedModel) -> None:
+    """Raise a ValueError that names the config field in which a DFlash model does not fit the target.
+
+    Args:
+        model: the drafter's model.
+        target: the model that generates.
+    """
+    config, target_config = model.config, text_config(target)
+    check_block(config.block_size, config.mask_token_id, config.target_layer_ids, "assistant_model")
+    num_layers = target_config.num_hidden_layers
+    trained_for = getattr(config, "num_target_layers", None)
+    vocab_size = getattr(config, "vocab_size", None)
+    outside = [layer for layer in config.target_layer_ids if not 0 <= layer < num_layers]
+    problem = None
+    if config.hidden_size != target_config.hidden_size:
+        problem = f"hidden_size is {config.hidden_size}, the target's {target_config.hidden_size}"
+    elif outside:
+        problem = f"target_layer_ids {outside} are outside the target's {num_layers} layers"
+    elif trained_for not in (None, num_layers):
+        problem = f"num_target_layers is {trained_for}, but the target has {num_layers}"
+    elif vocab_size not in (None, target_config.vocab_size):
+        problem = f"vocab_size is {vocab_size}, the target's {target_config.vocab_size}"
+    elif not 0 <= config.mask_token_id < target.get_input_embeddings().weight.shape[0]:
+        problem = f"mask_token_id {config.mask_token_id} is outside the target's embedding"
+    elif target.get_output_embeddings() is None:
+        problem = "head is the target's, which has none"
+    if problem is not None:
+        raise ValueError(
+            f"assistant_model: this drafter was made for another target: its {problem}; load the drafter of this target."
+        )
+
+
+def check_causal_lm(model: PreTrainedModel, target: PreTrainedModel, max_length: int) -> None:
+    """Raise a ValueError if a causal LM cannot draft for the target.
+
+    Args:
+        model: the drafter's model.
+        target: the model that generates.
+        max_length: tokens of the finished sequence at most.
+    """
+    check_model(model, argument="assistant_model", recurrent=False)
+    config, vocab_size = text_config(model), text_config(target).vocab_size
+    if config.vocab_size != vocab_size:
+        raise ValueError(
+            f"assistant_model: its vocabulary has {config.vocab_size} tokens, the target's {vocab_size}. A drafter needs "
+            "the target's own vocabulary; choose one of the same family, or None for prompt look-up."
+        )
+    positions = getattr(config, "max_position_embeddings", None)
+    if getattr(config, "rope_parameters", None) is None and positions is not None and max_length > positions:
+        raise ValueError(
+            f"assistant_model: it has learned positions for {positions} tokens, fewer than max_length={max_length}; lower "
+            "max_new_tokens or choose another drafter."
+        )
+
+
+def check_attention(
+    model: PreTrainedModel, request: Request, device: torch.device, model_kwargs: dict[str, Any]
+) -> None:
+    """Raise a ValueError if the user asked for the kernel and it cannot run.
+
+    Args:
+        model: the target.
+        request: the request.
+        device: the device of the inputs.
+        model_kwargs: the keyword arguments that `generate` prepared for the forward.
+    """
+    if request.tree_attention == "triton":
+        path_by_path = is_path_by_path(model, model_kwargs["cache"])
+        problem = kernel_problem(model, device, model_kwargs["attention_mask"], path_by_path)
+        if problem is not None:
+            raise ValueError(f"tree_attention='triton' cannot run: {problem}; use 'auto' or 'sdpa'.")
+
+
+def check_budget(model: PreTrainedModel, request: Request) -> None:
+    """Raise a ValueError for an automatic budget where several processes would have to agree on times.
+
+    Args:
+        model: the target.
+        request: the request.
+    """
+    if request.tree_budget == "auto" and (model.tp_size or 1) > 1:
+        raise ValueError(
+            "tree_budget='auto' depends on times, which differ between tensor-parallel ranks; pass a number of nodes."
+        )

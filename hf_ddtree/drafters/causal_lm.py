@@ -1,0 +1,108 @@
+"""Drafting with a small causal language model that shares the target's vocabulary."""
+
+import torch
+from transformers import DynamicCache, PreTrainedModel
+
+from .._transformers import default_generation_settings, logits_to_keep
+from ..target.attention import text_config
+from ..target.cache import commit_path
+from ..target.masks import Masks, tree_attention_mask
+from .base import Drafter
+from .growth import DrawnGrowth, Growth
+from .q import DraftSampling
+
+
+class CausalLMDrafter(Drafter):
+    """Grows the tree level by level. q depends on the path, so each level costs one forward of the model.
+
+    After each level, the best `tree_budget` nodes by path probability stay. Growth ends when no new node is among them, at
+    `num_assistant_tokens` levels, or when the path probabilities of a level sum to less than
+    `assistant_confidence_threshold`, which means that the drafter itself expects the walk to end earlier. Both settings
+    come from the model's own generation_config, as in native assisted generation.
+
+    With drawn children, no node is dropped after it was drawn: each level gets a share of the budget.
+
+    Args:
+        model: the drafter's model.
+        sampling: how to choose children.
+    """
+
+    def __init__(self, model: PreTrainedModel, sampling: DraftSampling):
+        own, defaults = model.generation_config, default_generation_settings(model.generation_config)
+        self.model, self.sampling = model, sampling
+        self.config = text_config(model)
+        self.max_levels = own.num_assistant_tokens or defaults["num_assistant_tokens"]
+        threshold = own.assistant_confidence_threshold
+        self.confidence = defaults["assistant_confidence_threshold"] if threshold is None else threshold
+        # Full layers, and windows by mask: a sliding layer would count the rows of a tree as if they were a sequence.
+        self.cache = DynamicCache()
+        self.device = model.device
+        self.committed = 0  # tokens of the sequence in the cache
+        self.row_of: dict[int, int] = {}  # tree node -> row among the nodes that were evaluated in this round
+        self.evaluated = 0  # the number of these rows
+
+    def draft(self, input_ids, tree_budget, max_depth):
+        """Return the tree of the next round."""
+        offloaded = self.model.device.type == "meta"
+        self.device = input_ids.device if offloaded else self.model.device
+        root_log_probs = self._extend(input_ids[:, self.committed :])
+        self.committed = input_ids.shape[1]
+        make_growth = DrawnGrowth if self.sampling.policy.drawn else Growth
+        growth = make_growth(int(input_ids[0, -1]), tree_budget, self.sampling)
+        growth.expand([0], root_log_probs)
+        for _ in range(1, min(self.max_levels, max_depth)):
+            frontier = growth.frontier()
+            if not frontier or growth.probability(frontier) < self.confidence:
+                break
+            growth.expand(frontier, self._evaluate(growth, frontier))
+        tree, self.row_of = growth.finish()
+        self.evaluated = len(growth.evaluated)
+        return tree
+
+    def commit(self, path, hidden_states):
+        """Take in the accepted path of a round."""
+        # only the upper part of the path was evaluated, and the rest runs with the next root
+        rows = [self.row_of[node] for node in path if node in self.row_of]
+        commit_path(self.cache, rows, self.evaluated)
+        self.committed += len(rows)
+        self.row_of, self.evaluated = {}, 0  # a round may pass without a draft
+
+    def _extend(self, tokens: torch.Tensor) -> torch.Tensor:
+        """Run new tokens of the sequence, and return the log-probabilities after the last one, `[1, V]`."""
+        positions = torch.arange(self.committed, self.committed + tokens.shape[1])[None]
+        return self._log_probs(tokens, positions, attention_mask=None, n_logits=1)
+
+    def _evaluate(self, growth: Growth, frontier: list[int]) -> torch.Tensor:
+        """Run the nodes of the newest level, and return the log-probabilities of their children, `[n, V]`."""
+        visible = growth.evaluate(frontier)
+        depths = torch.tensor([growth.depths[node] for node in growth.evaluated])
+        query_depths = depths[-len(frontier) :]
+        mask = tree_attention_mask(
+            self.config,
+            self.cache,
+            query_depths - 1,  # this cache holds the root, so a node at depth 1 follows the last cached token
+            depths - 1,
+            visible,
+            padding_mask=None,
+            dtype=self.model.dtype,
+            device=self.device,
+        )
+        tokens = torch.tensor([[growth.token_ids[node] for node in frontier]])
+        positions = (self.committed - 1 + query_depths)[None]
+        return self._log_probs(tokens, positions, mask, n_logits=len(frontier))
+
+    def _log_probs(
+        self, tokens: torch.Tensor, positions: torch.Tensor, attention_mask: Masks | None, n_logits: int
+    ) -> torch.Tensor:
+        outputs = self.model(
+            input_ids=tokens.to(self.device),
+            position_ids=positions.to(self.device),
+            attention_mask=attention_mask,
+            cache=self.cache,
+            use_cache=True,
+            **logits_to_keep(self.model, n_logits),
+        )
+        logits = outputs.logits[0, -n_logits:]
+        if logits.isnan().any():
+            raise ValueError("assistant_model: its logits contain NaN; its weights are broken, or its dtype overflows.")
+        return self.sampling.warp(logits).log_softmax(dim=-1)

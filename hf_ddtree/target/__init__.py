@@ -1,0 +1,1 @@
+"""The target: the model that generates, how it verifies trees in one forward, and how it commits paths."""

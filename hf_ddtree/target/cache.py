@@ -1,0 +1,94 @@
+"""Keeping the accepted path in a key/value cache and dropping the rest of the tree."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+from transformers import Cache
+from transformers.cache_utils import (
+    DynamicLayer,
+    DynamicSlidingWindowLayer,
+    LinearAttentionAndFullAttentionLayer,
+    LinearAttentionAndSlidingWindowAttentionLayer,
+    LinearAttentionLayer,
+)
+
+ATTENTION_LAYERS = (DynamicLayer, DynamicSlidingWindowLayer)
+RECURRENT_LAYERS = (
+    LinearAttentionLayer,
+    LinearAttentionAndFullAttentionLayer,
+    LinearAttentionAndSlidingWindowAttentionLayer,
+)
+
+
+@dataclass
+class Committed:
+    """How many tokens of the cache are final.
+
+    Args:
+        length: their number. It grows with each commit.
+    """
+
+    length: int
+
+
+def is_recurrent(layer) -> bool:
+    """Return whether a cache layer holds a recurrent state, which dropping rows does not take back."""
+    return isinstance(layer, RECURRENT_LAYERS)
+
+
+@contextmanager
+def uncommitted_rows(cache: Cache) -> Iterator[Committed]:
+    """Let layers hold more rows than they need between a tree forward and `commit_path`.
+
+    Yields the number of committed tokens, which the caller increases after each commit. When the context ends, also by an
+    exception in the middle of a round, the cache is as plain `generate` leaves it: it has no rows of an uncommitted
+    tree, and it no longer records past rows, which would cost memory in the next prefill.
+
+    Args:
+        cache: the cache after the prefill.
+    """
+    recording = [layer for layer in cache.layers if isinstance(layer, DynamicSlidingWindowLayer | LinearAttentionLayer)]
+    recorded = [layer.record_past for layer in recording]
+    cache.activate_past_recording()
+    committed = Committed(cache.get_seq_length())
+    try:
+        yield committed
+    finally:
+        for layer in cache.layers:
+            layer.crop(-_surplus(layer, committed.length))
+        for layer, record_past in zip(recording, recorded, strict=True):
+            layer.record_past = record_past
+
+
+def _surplus(layer, length: int) -> int:
+    """Return the number of rows in a layer beyond the `length` committed tokens."""
+    if isinstance(layer, LinearAttentionLayer):  # it keeps as many rows as its convolution sees
+        return layer.conv_states[0].shape[-1] - layer.conv_kernel_size[0]
+    return max(0, layer.get_seq_length() - length)
+
+
+def commit_path(cache: Cache, path: list[int], n_nodes: int) -> None:
+    """Keep the rows `path` of the last `n_nodes` rows of every layer, in this order, and drop the others.
+
+    Args:
+        cache: the cache after a forward over a tree of `n_nodes` nodes.
+        path: node indices, ascending.
+        n_nodes: the number of rows that the tree added.
+    """
+    if path != list(range(len(path))):  # otherwise the rows are in place already
+        tensors = [states for layer in cache.layers for states in _row_tensors(layer)]
+        rows_on = {device: torch.tensor(path, device=device) for device in {states.device for states in tensors}}
+        for states in tensors:
+            nodes = states[..., -n_nodes:, :]
+            nodes[..., : len(path), :] = nodes.index_select(-2, rows_on[states.device])
+    # also if nothing is dropped, because `crop` trims sliding layers back to their window
+    cache.crop(len(path) - n_nodes)
+
+
+def _row_tensors(layer) -> list[torch.Tensor]:
+    """Return views of what a layer holds per token, each `[.., tokens, channels]`."""
+    if isinstance(layer, LinearAttentionLayer):
+        return [states.mT for states in layer.conv_states.values()]
+    return [layer.keys, layer.values] if layer.is_initialized else []

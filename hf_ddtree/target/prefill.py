@@ -1,0 +1,86 @@
+"""Running the prompt through the target, and the hidden states of it that the drafter reads."""
+
+from threading import get_ident
+from typing import Any
+
+import torch
+from transformers import GenerationConfig, PreTrainedModel
+from transformers.utils import ModelOutput
+
+from .. import _transformers
+
+
+def prefill(
+    model: PreTrainedModel,
+    input_ids: torch.Tensor,
+    generation_config: GenerationConfig,
+    model_kwargs: dict[str, Any],
+    taps: tuple[int, ...],
+) -> tuple[ModelOutput, torch.Tensor, torch.Tensor]:
+    """Run the prompt through the target as plain `generate` does, in chunks if the settings ask for them.
+
+    Args:
+        model: the target.
+        input_ids: `[1, S]` int64.
+        generation_config: the settings of the call, for transformers' own prefill.
+        model_kwargs: `generate`'s keyword arguments for the forward.
+        taps: the hidden states that the drafter reads, as indices into `outputs.hidden_states`.
+
+    Returns:
+        The outputs of the last chunk; the tapped states of all prompt tokens that ran, `[1, P, taps * H]`, padding
+        excluded; and their positions, `[1, P]` int64. Without taps, the states have no channels.
+    """
+    captured = []
+    thread = get_ident()
+
+    def capture(module, args, outputs):
+        if get_ident() == thread:  # other threads may be generating with the same model
+            captured.append(tap(outputs, taps))
+
+    inputs = model_kwargs
+    if taps:
+        # a list of indices keeps only those states. A user who asked for all of them gets all.
+        inputs = {"output_hidden_states": list(taps), **model_kwargs}
+    # a hook, because a prefill in chunks returns the outputs of the last chunk only
+    handle = model.register_forward_hook(capture)
+    try:
+        outputs = _transformers.prefill(model, input_ids, generation_config, inputs)
+    finally:
+        handle.remove()
+    states = torch.cat(captured, dim=1)
+    n = states.shape[1]
+    positions = text_positions(model_kwargs["position_ids"])[:, -n:]
+    if taps and model_kwargs["attention_mask"] is not None:
+        valid = model_kwargs["attention_mask"][0, -n:].bool()
+        states, positions = states[:, valid.to(states.device)], positions[:, valid]
+    return outputs, states, positions
+
+
+def tap(outputs: ModelOutput, taps: tuple[int, ...], rows: list[int] | slice = slice(None)) -> torch.Tensor:
+    """Return the tapped hidden states of some rows side by side: `[1, n, taps * H]`, or no channels without taps.
+
+    Args:
+        outputs: the outputs of a target forward.
+        taps: indices into `outputs.hidden_states`.
+        rows: the rows to return.
+
+    Raises:
+        ValueError: if the target returned no hidden states.
+    """
+    if not taps:
+        return outputs.logits.new_empty(1, 0, 0)
+    if outputs.get("hidden_states") is None:
+        raise ValueError(
+            "assistant_model: this drafter reads hidden states, which the target does not return; choose another drafter."
+        )
+    states = [outputs.hidden_states[index] for index in taps]
+    return torch.cat([state.to(states[0].device) for state in states], dim=-1)[:, rows]
+
+
+def text_positions(position_ids: torch.Tensor) -> torch.Tensor:
+    """Return the positions in the text, `[1, S]`. They come first where a model also has positions in images.
+
+    Args:
+        position_ids: `[1, S]`, or `[rows, 1, S]`.
+    """
+    return position_ids if position_ids.dim() == 2 else position_ids[0]

@@ -1,0 +1,28 @@
+"""Small random models and drafters of every supported kind, for tests of this package and of code built on it."""
+
+from .drafters import ScriptedDrafter, tiny_dflash_drafter, tiny_muse_glimmer_drafter
+from .families import (
+    ALL_FAMILIES,
+    FAMILIES,
+    GATED_DELTA_FAMILIES,
+    INCONSISTENT_FAMILIES,
+    RECURRENT_FAMILIES,
+    VOCAB_SIZE,
+    WINDOW,
+)
+from .models import tiny_model, truncated_copy
+
+__all__ = [
+    "ALL_FAMILIES",
+    "FAMILIES",
+    "GATED_DELTA_FAMILIES",
+    "INCONSISTENT_FAMILIES",
+    "RECURRENT_FAMILIES",
+    "VOCAB_SIZE",
+    "WINDOW",
+    "ScriptedDrafter",
+    "tiny_dflash_drafter",
+    "tiny_model",
+    "tiny_muse_glimmer_drafter",
+    "truncated_copy",
+]
