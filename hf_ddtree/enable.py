@@ -10,7 +10,7 @@ Each hook falls through to the model's own when no tree was asked for.
 """
 
 from functools import cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from transformers import (
@@ -44,9 +44,9 @@ from .walk import Emitter
 def enable(model: PreTrainedModel) -> PreTrainedModel:
     """Make `model.generate` take the tree options, and return the model.
 
-    The model's class becomes a subclass of the same name. Its `generate` decodes with a tree when `tree_budget` is given
-    and is plain otherwise. Weights, hooks and attributes stay as they are, and pickle and deepcopy work. A second call
-    changes nothing.
+    The model's class becomes a subclass of the same name. Its `generate` decodes with a tree when `tree_budget` is
+    given and is plain otherwise. Weights, hooks and attributes stay as they are, and pickle and deepcopy work. A second
+    call changes nothing.
 
     Args:
         model: a decoder-only causal LM.
@@ -60,13 +60,15 @@ def enable(model: PreTrainedModel) -> PreTrainedModel:
     """
     if not isinstance(model, PreTrainedModel) or not isinstance(model, GenerationMixin):
         raise ValueError(
-            f"model: hf_ddtree.enable takes a transformers causal LM, not a {type(model).__name__}. For a wrapped model "
-            "(PEFT, torch.compile) enable the model inside, for example hf_ddtree.enable(peft_model.get_base_model())."
+            f"model: hf_ddtree.enable takes a transformers causal LM, not a {type(model).__name__}. For a wrapped "
+            "model (PEFT, torch.compile) enable the model inside, for example "
+            "hf_ddtree.enable(peft_model.get_base_model())."
         )
     if isinstance(model, TreeGenerationMixin):
         return model
     checks.check_model(model)
-    model.__class__ = _enabled_class(type(model))
+    original: Any = type(model)
+    model.__class__ = _enabled_class(original)
     return model
 
 
@@ -84,7 +86,15 @@ def disable(model: PreTrainedModel) -> PreTrainedModel:
     return model
 
 
-class TreeGenerationMixin:
+if TYPE_CHECKING:  # the mixin always stands before a model class
+
+    class _Model(PreTrainedModel, GenerationMixin):
+        pass
+else:
+    _Model = object
+
+
+class TreeGenerationMixin(_Model):
     """The hooks of `generate` that tree decoding overrides. Each falls through when no tree was asked for.
 
     The tree options stand on the generation config of the call under their own names, where transformers keeps every
@@ -227,7 +237,7 @@ def _tree_decoding(
 
 
 @cache
-def _enabled_class(base: type) -> type:
+def _enabled_class(base: Any) -> type:
     # saved configs, output recording and error messages use these names
     names = {"__module__": base.__module__, "__qualname__": base.__qualname__, "__doc__": base.__doc__}
     return type(base.__name__, (TreeGenerationMixin, base), names)
@@ -240,5 +250,5 @@ def _original_class(enabled: type) -> type:
 
 
 def _new_enabled(base: type) -> PreTrainedModel:
-    enabled = _enabled_class(base)
+    enabled: Any = _enabled_class(base)
     return enabled.__new__(enabled)

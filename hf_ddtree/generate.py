@@ -25,8 +25,8 @@ def decode(
         request: the request.
     """
     [emitter] = emitters
-    outputs, hidden_states, position_ids = target.prefill(emitter.input_ids, request.generation_config)
-    drafter.prefill(hidden_states, position_ids)
+    outputs, prompt_states, position_ids = target.prefill(emitter.input_ids, request.generation_config)
+    drafter.prefill(prompt_states, position_ids)
     recorder.add_hidden_states(outputs, rows=slice(None))
     emitter.emit(outputs.logits[:, -1])
 
@@ -40,11 +40,14 @@ def decode(
             with recorder.stage("verify"):
                 outputs = target.verify(trees)
             with recorder.stage("walk"):
-                paths = [walk_tree(tree, outputs.logits, emitter) for tree, emitter in zip(trees, emitters, strict=True)]
+                rows = zip(trees, emitters, strict=True)
+                paths = [walk_tree(tree, outputs.logits, emitter) for tree, emitter in rows]
             with recorder.stage("commit"):
-                hidden_states = target.commit(paths)
+                path_states = target.commit(paths)
                 drafter.update_acceptance(emitter.take_overlaps())
                 if not emitter.finished:
-                    drafter.commit(*budget.drafted_paths(paths), *hidden_states)
+                    for path, states in zip(budget.drafted_paths(paths), path_states, strict=True):
+                        drafter.commit(path, states)
             budget.end_round(paths)
-            recorder.add_round(*trees, *paths, outputs)
+            for tree, path in zip(trees, paths, strict=True):
+                recorder.add_round(tree, path, outputs)

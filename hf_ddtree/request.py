@@ -21,9 +21,9 @@ class TreeConfig:
     Args:
         tree_budget: the number of drafted nodes per round, root excluded, from 1 to 16,384. Usual values are 8 to 1024.
             "auto" selects in every round the nodes that are worth their time on this machine, which may be none.
-        tree_sampling: which children the nodes get under `do_sample=True`. The output has the target's distribution with
-            each policy; they differ in how many drafted tokens are accepted. Prompt look-up never draws children, and a
-            drafter of your own chooses itself.
+        tree_sampling: which children the nodes get under `do_sample=True`. The output has the target's distribution
+            with each policy; they differ in how many drafted tokens are accepted. Prompt look-up never draws children,
+            and a drafter of your own chooses itself.
             - "target": the most probable children. The target's own draw is kept if it is among them. The same seed
               gives the same text as plain sampling.
             - "hybrid": the most probable children, and one child drawn from the drafter's distribution outside them.

@@ -89,8 +89,8 @@ class Emitter:
             next_token_logits: `[1, V]`, the target's raw logits after the current sequence.
             proposal: the drawn children at this node of the tree, if it has any.
             plain_draw: sample by the call that plain `generate` makes, so that the same seed gives the same token. That
-                call draws an exponential for every token of the vocabulary, which takes ten times as long as inverting a
-                cumulative sum.
+                call draws an exponential for every token of the vocabulary, which takes ten times as long as inverting
+                a cumulative sum.
         """
         # a copy, because processors may write into it, and because a view would keep the logits of the whole tree alive
         next_token_logits = next_token_logits.to(copy=True, dtype=torch.float32, device=self.input_ids.device)
@@ -142,8 +142,8 @@ def walk_tree(tree: DraftTree, node_logits: torch.Tensor, emitter: Emitter) -> l
 
     P(y | prefix) = p(y) at every node, whatever the tree: without drawn children because the choice never looks at the
     tree, and with drawn children by rejection sampling. Greedy output is therefore the target's own, and sampled output
-    has its distribution. Without drawn children, a seed gives the text that plain sampling gives. The walk emits exactly
-    one token per node of the path. The last one, the bonus token, left the tree or ended the generation.
+    has its distribution. Without drawn children, a seed gives the text that plain sampling gives. The walk emits
+    exactly one token per node of the path. The last one, the bonus token, left the tree or ended the generation.
 
     Args:
         tree: N nodes.

@@ -1,4 +1,4 @@
-"""Tree attention in plain PyTorch: what the Triton kernel computes, written for reading."""
+"""Tree attention in plain PyTorch: the formula that the Triton kernel computes."""
 
 import torch
 
@@ -16,7 +16,7 @@ def tree_attention_reference(
     softcap: float | None = None,
     sinks: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """softmax(scale q k^T) v for the nodes of a tree: each sees the prefix, its ancestors and itself.
+    """Return softmax(scale q k^T) v for the nodes of a tree, each of which sees the prefix, its ancestors and itself.
 
     With P the length of a row's prefix, key j < P is a committed token and key P + i is node i. Node n sees
 
@@ -28,18 +28,19 @@ def tree_attention_reference(
 
     Args:
         query: `[B, Hq, N, D]`.
-        key: `[B, Hkv, T, D]` with T >= P + N in each row; what lies beyond is not read. Hq is a multiple of Hkv.
+        key: `[B, Hkv, T, D]` with T >= P + N in each row. Keys beyond P + N are not read. Hq is a multiple of Hkv.
         value: `[B, Hkv, T, Dv]`.
         ancestors: `[B, N, ceil(N / 64)]` int64, bit i % 64 of word i // 64 for node i, from `pack_ancestors`.
         depths: `[B, N]` int32.
         prefix_lengths: `[B]` int32, P.
-        scale: of the scores.
-        first_valid: `[B]` int32, the number of left-padding keys; None for none.
-        window: of the layer, None for full attention.
-        softcap, sinks: None, or a number, or `[Hq]`.
+        scale: the factor of the scores.
+        first_valid: `[B]` int32, the number of left-padding keys. None for no padding.
+        window: the sliding window of the layer in tokens, None for full attention.
+        softcap: the soft cap of the scores, or None.
+        sinks: `[Hq]`, the sink of each head, or None.
 
     Returns:
-        `[B, Hq, N, Dv]` in the dtype of `query`; computed in the dtype of the inputs, or in fp32 if that is narrower.
+        `[B, Hq, N, Dv]` in the dtype of `query`. It is computed in fp32, or in fp64 for fp64 inputs.
     """
     dtype = torch.promote_types(query.dtype, torch.float32)
     n_batch, n_heads, n_nodes, _ = query.shape
@@ -53,13 +54,13 @@ def tree_attention_reference(
         extra = sinks.to(dtype)[None, :, None, None].expand(n_batch, -1, n_nodes, 1)
         scores = torch.cat([scores, extra], dim=-1)
     weights = scores.softmax(dim=-1).nan_to_num(0.0)[..., : key.shape[2]]
-    # keys that nobody sees may hold anything
+    # keys that no node sees may hold anything, also NaN
     value = value.masked_fill(hidden.all(dim=1)[:, None, :, None], 0.0)
     return (weights @ value).to(query.dtype)
 
 
 def visible_keys(ancestors, depths, prefix_lengths, n_keys: int, first_valid=None, window=None) -> torch.Tensor:
-    """`[B, N, n_keys]` bool: which node sees which key."""
+    """Return which node sees which key, `[B, N, n_keys]` bool. The arguments are those of the formula above."""
     n_batch, n_nodes = depths.shape
     index = torch.arange(n_keys, device=depths.device)
     node = index - prefix_lengths[:, None]  # [B, T], negative in the prefix
@@ -75,7 +76,11 @@ def visible_keys(ancestors, depths, prefix_lengths, n_keys: int, first_valid=Non
 
 
 def pack_ancestors(ancestor_mask: torch.Tensor) -> torch.Tensor:
-    """`[B, N, ceil(N / 64)]` int64 from `[B, N, N]` bool, self included."""
+    """Return the ancestor relation as bits, `[B, N, ceil(N / 64)]` int64.
+
+    Args:
+        ancestor_mask: `[B, N, N]` bool, self included.
+    """
     n_nodes = ancestor_mask.shape[-1]
     bits = torch.nn.functional.pad(ancestor_mask, (0, -n_nodes % 64)).unflatten(-1, (-1, 64)).long()
     return (bits << torch.arange(64, device=bits.device)).sum(-1)

@@ -1,12 +1,12 @@
-"""Tree attention in Triton: the prefix is read once for all nodes and all query heads of a KV group, and no mask is built.
+"""Tree attention in Triton: the prefix is read once for all nodes and query heads of a KV group, and no mask is built.
 
-Flash-decoding over a tree. The query heads of a KV group and the nodes are packed into rows, m = (head in group) N + node,
-so that each key is loaded once for all of them. The keys of the prefix are split over programs; one more program per row
-block takes the keys of the tree, whose visibility is one bit. Each writes its unnormalised sum, maximum and denominator;
-a second kernel merges them by log-sum-exp.
+This is flash-decoding over a tree. The query heads of a KV group and the nodes are packed into rows,
+m = (head in group) N + node, so each key is loaded once for all of them. The keys of the prefix are split over
+programs. One more program per row block takes the keys of the tree, whose visibility is one bit each. Each program
+writes its unnormalised sum, maximum and denominator, and a second kernel merges them by log-sum-exp.
 
-Sources: FlashAttention-2 (arXiv 2307.08691) for the online softmax, flash-decoding for the split, DeFT (arXiv 2404.00242)
-for sharing the prefix between branches.
+Sources: FlashAttention-2 (arXiv 2307.08691) for the online softmax, flash-decoding for the split, and DeFT
+(arXiv 2404.00242) for sharing the prefix between branches.
 """
 
 import torch
@@ -28,16 +28,16 @@ def _scores(q, k, scale, softcap, HAS_SOFTCAP: tl.constexpr):
         series = x * (1.0 + square * (-1.0 / 3 + square * (2.0 / 15 - square * 17.0 / 315)))
         decay = tl.exp(-2.0 * tl.abs(x))
         large = (1.0 - decay) / (1.0 + decay)
-        # near zero 1 - exp(-2|x|) has few right digits
+        # near zero, 1 - exp(-2|x|) has few correct digits
         s = softcap * tl.where(x * x < 0.01, series, tl.where(x < 0, -large, large))
     return s
 
 
 @triton.jit
 def _accumulate(s, v, acc, maximum, total):
-    """The online softmax: one more block of scores, minus infinity where hidden."""
+    """Add one more block of scores to the online softmax. Hidden scores are minus infinity."""
     new_maximum = tl.maximum(maximum, tl.max(s, axis=1))
-    safe = tl.where(new_maximum == float("-inf"), 0.0, new_maximum)  # a row that has seen nothing yet
+    safe = tl.where(new_maximum == float("-inf"), 0.0, new_maximum)  # a row that has seen no key yet
     weights = tl.exp(s - safe[:, None])
     correction = tl.exp(maximum - safe)
     acc = acc * correction[:, None] + tl.dot(weights.to(v.dtype), v, input_precision="ieee")
@@ -65,9 +65,7 @@ def _tree_attention(
 
     q_heads = head * GROUP + rows // n_nodes
     q_rows = q_ptr + batch * q_stride_b + q_heads.to(tl.int64) * q_stride_h + nodes.to(tl.int64) * q_stride_n
-    q = tl.load(
-        q_rows[:, None] + dims[None, :] * q_stride_d, mask=row_valid[:, None] & (dims < D)[None, :], other=0.0
-    )
+    q = tl.load(q_rows[:, None] + dims[None, :] * q_stride_d, mask=row_valid[:, None] & (dims < D)[None, :], other=0.0)
     if UPCAST:
         q = q.to(tl.float32)
     k_base = k_ptr + batch * k_stride_b + head * k_stride_h
@@ -79,7 +77,7 @@ def _tree_attention(
     maximum = tl.full((BLOCK_M,), float("-inf"), tl.float32)
     total = tl.zeros((BLOCK_M,), tl.float32)
 
-    # The last program has the tree's keys, the others their part of the prefix.
+    # The last program takes the keys of the tree, and the others take their part of the prefix.
     is_tree = split == n_splits
     first = tl.load(first_ptr + batch) if HAS_FIRST else 0
     start = tl.where(is_tree, 0, split * split_size)
@@ -88,7 +86,7 @@ def _tree_attention(
     for block_start in range(start, end, BLOCK_N):
         keys = block_start + lanes
         key_valid = keys < end
-        # 64 bits for where the block begins, 32 within it: pointers of a whole tile would fill the registers
+        # 64 bits for the start of the block and 32 within it, because pointers of a whole tile would fill the registers
         position = (offset + block_start).to(tl.int64)
         k = tl.load(
             k_base + position * k_stride_t + (lanes[None, :] * k_stride_t + dims[:, None] * k_stride_d),
@@ -152,7 +150,8 @@ def _merge(
         other=0.0,
     )
     result = tl.sum(acc * weights[:, None], axis=0) / tl.where(total == 0.0, 1.0, total)
-    out = out_ptr + batch * out_stride_b + q_head.to(tl.int64) * out_stride_h + (row % n_nodes).to(tl.int64) * out_stride_n
+    node = row % n_nodes
+    out = out_ptr + batch * out_stride_b + q_head.to(tl.int64) * out_stride_h + node.to(tl.int64) * out_stride_n
     tl.store(out + dims * out_stride_d, result.to(out_ptr.dtype.element_ty), mask=dims < DV)
 
 
@@ -169,10 +168,10 @@ def tree_attention(
     softcap: float | None = None,
     sinks: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """softmax(scale q k^T) v for the nodes of a tree: each sees the prefix, its ancestors and itself.
+    """Return softmax(scale q k^T) v for the nodes of a tree, each of which sees the prefix, its ancestors and itself.
 
-    Arguments and result as in `tree_attention_reference`, which has the formula; fp32, bf16 or fp16 with fp32 sums.
-    `query`, `key` and `value` may have any strides: they are usually views of a cache.
+    `tree_attention_reference` has the formula and describes the arguments. Sums are taken in fp32. `query`, `key` and
+    `value` are fp32, bf16 or fp16 and may have any strides, because they are usually views of a cache.
     """
     n_batch, n_heads, n_nodes, head_dim = query.shape
     n_kv_heads, n_keys, value_dim = key.shape[1], key.shape[2], value.shape[-1]
@@ -206,17 +205,20 @@ def tree_attention(
 
 
 def launch_options(n_rows: int, head_dim: int, value_dim: int, element_size: int) -> dict[str, int]:
-    """Block sizes, warps and pipeline stages of `_tree_attention`.
+    """Return the block sizes, warps and pipeline stages of `_tree_attention`.
 
-    As many rows at a time as the registers take, and as many stages as fit into the shared memory of a small card.
+    They take as many rows at a time as the registers hold, and as many stages as fit into the shared memory of a small
+    card.
 
     Args:
         n_rows: rows per KV head.
+        head_dim: the width of queries and keys.
+        value_dim: the width of values.
         element_size: bytes per number.
     """
     block_d, block_dv = (max(16, triton.next_power_of_2(dim)) for dim in (head_dim, value_dim))
     wide = element_size > 2 or max(block_d, block_dv) > 128
-    most_rows = 16 if element_size > 2 else 32 if wide else 64  # fp32 is multiplied without tensor cores
+    most_rows = 16 if element_size > 2 else 32 if wide else 64  # fp32 runs without tensor cores
     block_m = min(most_rows, max(16, triton.next_power_of_2(n_rows)))
     keys_and_values = BLOCK_N * (block_d + block_dv) * element_size
     queries_and_weights = block_m * (block_d + BLOCK_N) * element_size

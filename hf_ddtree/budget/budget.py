@@ -1,4 +1,4 @@
-"""How many nodes a round drafts and verifies: a fixed number, or the nodes that are worth their time on this machine."""
+"""How many nodes a round drafts and verifies: a fixed number, or those that are worth their time on this machine."""
 
 import time
 
@@ -82,9 +82,9 @@ class CostAwareBudget(Budget):
     """The n nodes that maximise (1 + expected accepted) / (C_draft + C_verify(n, L)), selected anew in every round.
 
     Nodes are ordered by the drafter's own estimate of reaching them, corrected by how often nodes with such an estimate
-    were accepted in earlier rounds. Costs are those measured on this machine, scaled by the time that rounds really take.
-    Where drafting does not pay, it pauses and tries again after 1, 2, 4, .. rounds and in every request. The selection
-    depends on earlier rounds and on q, never on a drawn token, so every policy stays exact.
+    were accepted in earlier rounds. Costs are those measured on this machine, scaled by the time that rounds really
+    take. Where drafting does not pay, it pauses and tries again after 1, 2, 4, .. rounds and in every request. The
+    selection depends on earlier rounds and on q, never on a drawn token, so every policy stays exact.
 
     Args:
         cost: C_verify.
@@ -148,7 +148,8 @@ class CostAwareBudget(Budget):
     def _draft_seconds(self, seconds: float) -> float:
         """Return the expected time of drafting, and then add the time of this draft to the average.
 
-        The time of this draft does not count for this round, because drawing takes longer for some tokens than for others.
+        The time of this draft does not count for this round, because drawing takes longer for some tokens than for
+        others.
         """
         average, alone = self.history.draft_seconds, float(self.cost.seconds(1, self.length))
         expected = average.value or INITIAL_DRAFT_SHARE * self.history.scale.value * alone
@@ -187,7 +188,8 @@ class CostAwareBudget(Budget):
         history.seconds.update(seconds)
         if n_tokens * alone > seconds:
             history.pause = 1  # drafting may pay again
-        # More than a request inherits: its own first draft counts. A tree trimmed to its root counts as evidence at once.
+        # More than a request inherits: its own first draft counts. A tree trimmed to its root counts as evidence at
+        # once.
         judged = history.tokens.weight > MAX_CARRIED_WEIGHT or len(self._tree) == 1
         if judged and history.tokens.value * alone < (1 - TOLERATED_LOSS) * history.seconds.value:
             self.skip, history.pause = history.pause, min(2 * history.pause, MAX_PAUSE)

@@ -8,7 +8,7 @@ import numpy as np
 
 @dataclass(frozen=True)
 class VerifyCost:
-    """C_verify(n, L): convex and never falling in n, linear in L between two measured lengths and beyond the longer one.
+    """C_verify(n, L): convex and never falling in n, linear in L from the shorter of two measured lengths on.
 
     Args:
         sizes: numbers of nodes, the root included, ascending.

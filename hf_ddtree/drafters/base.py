@@ -11,9 +11,9 @@ from .q import DraftSampling
 class Drafter(CandidateGenerator):
     """Drafts a tree per round. One object serves one `generate` call and holds the drafting state of that call.
 
-    Derive from this class to write a drafter of your own. `draft` is the only method it needs. A drafter only shapes the
-    tree. Its tokens cannot change the output as long as the root carries the last token, drawn children were drawn from
-    the q they come with, and the drafter leaves torch's global random generators alone.
+    Derive from this class to write a drafter of your own. `draft` is the only method it needs. A drafter only shapes
+    the tree. Its tokens cannot change the output as long as the root carries the last token, drawn children were drawn
+    from the q they come with, and the drafter leaves torch's global random generators alone.
 
     Attributes:
         taps: the target's hidden states that the drafter reads, as indices into `outputs.hidden_states`.
@@ -58,8 +58,8 @@ class Drafter(CandidateGenerator):
         """Take in the accepted path of a round.
 
         Args:
-            path: node indices from the root down, of the tree that was drafted last. In a round without a draft, in which
-                `draft` is not called, the path is the root alone, [0].
+            path: node indices from the root down, of the tree that was drafted last. In a round without a draft, in
+                which `draft` is not called, the path is the root alone, [0].
             hidden_states: `[1, len(path), taps * H]`, the target's tapped states at these nodes.
         """
 
@@ -94,7 +94,8 @@ def draft_tree(drafter: Drafter, input_ids: torch.Tensor, n_nodes: int, max_dept
         max_depth: the depth of the deepest useful node.
 
     Raises:
-        ValueError: if a drafter of the user's own returns something else than such a tree, which could change the output.
+        ValueError: if a drafter of the user's own returns something else than such a tree, which could change the
+            output.
     """
     root_token_id = int(input_ids[0, -1])
     if n_nodes == 0:

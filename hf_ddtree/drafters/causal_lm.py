@@ -15,8 +15,8 @@ from .q import DraftSampling
 class CausalLMDrafter(Drafter):
     """Grows the tree level by level. q depends on the path, so each level costs one forward of the model.
 
-    After each level, the best `tree_budget` nodes by path probability stay. Growth ends when no new node is among them, at
-    `num_assistant_tokens` levels, or when the path probabilities of a level sum to less than
+    After each level, the best `tree_budget` nodes by path probability stay. Growth ends when no new node is among them,
+    at `num_assistant_tokens` levels, or when the path probabilities of a level sum to less than
     `assistant_confidence_threshold`, which means that the drafter itself expects the walk to end earlier. Both settings
     come from the model's own generation_config, as in native assisted generation.
 
@@ -26,6 +26,8 @@ class CausalLMDrafter(Drafter):
         model: the drafter's model.
         sampling: how to choose children.
     """
+
+    sampling: DraftSampling
 
     def __init__(self, model: PreTrainedModel, sampling: DraftSampling):
         own, defaults = model.generation_config, default_generation_settings(model.generation_config)

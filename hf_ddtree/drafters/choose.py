@@ -19,8 +19,8 @@ def choose_drafter(
     """Return the drafter of one `generate` call.
 
     Args:
-        assistant_model: a DFlash model, a causal LM with the target's vocabulary, None for prompt look-up, or a drafter of
-            the user's own. It must have passed `checks.check_assistant`.
+        assistant_model: a DFlash model, a causal LM with the target's vocabulary, None for prompt look-up, or a drafter
+            of the user's own. It must have passed `checks.check_assistant`.
         target: the model that generates.
         request: the request.
     """

@@ -21,6 +21,8 @@ class DFlashDrafter(Drafter):
         sampling: how to choose children.
     """
 
+    sampling: DraftSampling
+
     def __init__(self, model: PreTrainedModel, target: PreTrainedModel, sampling: DraftSampling):
         config = model.config
         self.model, self.sampling = model, sampling
@@ -82,7 +84,7 @@ class DFlashDrafter(Drafter):
         return self.head(states.to(device=embeds.device, dtype=embeds.dtype))[0]
 
 
-def embed_without_norm(embedding: nn.Module, token_ids: torch.Tensor) -> torch.Tensor:
+def embed_without_norm(embedding: nn.Embedding, token_ids: torch.Tensor) -> torch.Tensor:
     """Embed tokens as DFlash drafters are trained: without the normalisation that Muse Glimmer's embedding adds.
 
     Args:

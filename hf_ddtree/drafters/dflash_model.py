@@ -1,5 +1,7 @@
 """The DFlash block-diffusion model in the z-lab v1 checkpoint layout."""
 
+from typing import ClassVar
+
 import torch
 from torch import nn
 from transformers.cache_utils import DFlashCache
@@ -22,12 +24,18 @@ class DFlashConfig(Qwen3Config):
     """A Qwen3 config plus the DFlash fields of the z-lab v1 layout.
 
     Args:
-        num_target_layers: decoder layers of the target it was trained for.
+        num_target_layers: the number of decoder layers of the target that the drafter was trained for.
         block_size: tokens per block, the root included.
         dflash_config: `mask_token_id`, `target_layer_ids`, and in later checkpoints `block_size`.
+
+    Example:
+        >>> fields = {"mask_token_id": 3, "target_layer_ids": [1, 5]}
+        >>> config = hf_ddtree.DFlashConfig(block_size=8, dflash_config=fields)
+        >>> config.target_layer_ids
+        [1, 5]
     """
 
-    model_type = "qwen3"  # as published
+    model_type = "qwen3"  # as in published checkpoints
 
     num_target_layers: int | None = None
     block_size: int | None = None
@@ -44,17 +52,22 @@ class DFlashConfig(Qwen3Config):
 
     @property
     def mask_token_id(self) -> int | None:
-        """The token that stands for what is to be drafted."""
-        return self.dflash_config.get("mask_token_id")
+        """The token that stands for a token to be drafted."""
+        return (self.dflash_config or {}).get("mask_token_id")
 
     @property
     def target_layer_ids(self) -> list[int] | None:
-        """The target's layers whose output it reads, counted from 0."""
-        return self.dflash_config.get("target_layer_ids")
+        """The target's layers whose output the drafter reads, counted from 0."""
+        return (self.dflash_config or {}).get("target_layer_ids")
 
 
 def evenly_spaced_layers(num_target_layers: int, num_draft_layers: int) -> list[int]:
-    """The tapped layers of a checkpoint that lists none: from 1 to num_target_layers - 3; one layer: the middle."""
+    """Return the tapped layers of a checkpoint that lists none: from 1 to num_target_layers - 3, or the middle one.
+
+    Args:
+        num_target_layers: the number of decoder layers of the target.
+        num_draft_layers: the number of layers of the drafter, which taps as many.
+    """
     if num_draft_layers == 1:
         return [num_target_layers // 2]
     step = (num_target_layers - 4) / (num_draft_layers - 1)
@@ -62,7 +75,7 @@ def evenly_spaced_layers(num_target_layers: int, num_draft_layers: int) -> list[
 
 
 class DFlashAttention(Qwen3Attention):
-    """Queries from the block; keys and values from the target's context and the block, all visible to each other."""
+    """Attention whose queries come from the block, and whose keys and values come from the context and the block."""
 
     def __init__(self, config: DFlashConfig, layer_idx: int):
         super().__init__(config, layer_idx)
@@ -99,7 +112,7 @@ class DFlashAttention(Qwen3Attention):
 
 
 class DFlashDecoderLayer(Qwen3DecoderLayer):
-    """A Qwen3 layer with the attention above."""
+    """A Qwen3 layer with `DFlashAttention`."""
 
     def __init__(self, config: DFlashConfig, layer_idx: int):
         super().__init__(config, layer_idx)
@@ -109,15 +122,21 @@ class DFlashDecoderLayer(Qwen3DecoderLayer):
 class DFlashDraftModel(Qwen3PreTrainedModel):
     """The DFlash drafter (Chen, Liang & Liu, arXiv 2602.06036) in the z-lab v1 checkpoint layout.
 
-    It has neither embedding nor head: both are the target's. Called like transformers' own DFlash drafters.
+    It has neither an embedding nor a head, because it uses the target's. It is called like transformers' own DFlash
+    drafters.
 
     Args:
-        config: with `mask_token_id`, `target_layer_ids` and `block_size`.
+        config: must have `mask_token_id`, `target_layer_ids` and `block_size`.
+
+    Example:
+        >>> drafter = hf_ddtree.load_drafter("z-lab/Qwen3-4B-DFlash-b16")
+        >>> type(drafter).__name__
+        'DFlashDraftModel'
     """
 
     config: DFlashConfig
     config_class = DFlashConfig
-    _no_split_modules = ["DFlashDecoderLayer"]
+    _no_split_modules: ClassVar = ["DFlashDecoderLayer"]
     main_input_name = "noise_embeds"
 
     def __init__(self, config: DFlashConfig):
@@ -125,7 +144,8 @@ class DFlashDraftModel(Qwen3PreTrainedModel):
         self.layers = nn.ModuleList([DFlashDecoderLayer(config, i) for i in range(config.num_hidden_layers)])
         self.norm = Qwen3RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
         self.rotary_emb = Qwen3RotaryEmbedding(config)
-        self.fc = nn.Linear(len(config.target_layer_ids) * config.hidden_size, config.hidden_size, bias=False)
+        n_taps = len(config.target_layer_ids or ())
+        self.fc = nn.Linear(n_taps * config.hidden_size, config.hidden_size, bias=False)
         self.hidden_norm = Qwen3RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
         self.post_init()
 
@@ -138,20 +158,20 @@ class DFlashDraftModel(Qwen3PreTrainedModel):
         cache: DFlashCache | None = None,
         **kwargs,
     ) -> BaseModelOutputWithPast:
-        """Denoise a block given new context.
+        """Denoise a block, given new context.
 
         Args:
             noise_embeds: `[B, n, H]`, the target's embeddings of the root and of n - 1 mask tokens.
-            context_hidden_states: `[B, c, taps * H]`, tapped target states of the tokens before the root that are not
-                in the cache yet.
-            position_ids: `[B, c + n]` int64.
-            attention_mask: `[B, 1, n, T]` additive, for several blocks at once in training; None lets every query see
-                everything within its layer's window.
-            cache: context keys and values. The caller announces c to it and drops the block afterwards.
+            context_hidden_states: `[B, c, taps * H]`, the tapped target states of the tokens before the root that are
+                not in the cache yet.
+            position_ids: `[B, c + n]` int64, the positions of the new context and the block.
+            attention_mask: `[B, 1, n, T]`, an additive mask for several blocks at once in training. With None, every
+                query sees everything within its layer's window.
+            cache: context keys and values. The caller announces c to it, and drops the block afterwards.
             kwargs: passed on to the attention function.
 
         Returns:
-            `last_hidden_state` `[B, n, H]`, from which the target's head makes logits, and the cache.
+            `last_hidden_state` `[B, n, H]`, from which the target's head computes logits, and the cache.
         """
         context = self.hidden_norm(self.fc(context_hidden_states))
         position_embeddings = self.rotary_emb(noise_embeds, position_ids)
@@ -159,7 +179,7 @@ class DFlashDraftModel(Qwen3PreTrainedModel):
         if attention_mask is None and "sliding_attention" in self.config.layer_types:
             masks["sliding_attention"] = self._sliding_mask(noise_embeds, context.shape[1], cache)
         hidden_states = noise_embeds
-        for layer, layer_type in zip(self.layers, self.config.layer_types):
+        for layer, layer_type in zip(self.layers, self.config.layer_types, strict=True):
             hidden_states = layer(
                 hidden_states,
                 context_hidden_states=context,
@@ -171,23 +191,27 @@ class DFlashDraftModel(Qwen3PreTrainedModel):
         return BaseModelOutputWithPast(last_hidden_state=self.norm(hidden_states), cache=cache)
 
     def _sliding_mask(self, noise_embeds: torch.Tensor, n_context: int, cache: DFlashCache | None):
-        """What a block sees in the sliding layers, given `n_context` tokens of context that are not in the cache yet."""
+        """Return what a block sees in sliding layers, given `n_context` tokens of context that are not cached yet."""
         return create_bidirectional_sliding_window_mask(
             config=self.config, inputs_embeds=noise_embeds, attention_mask=None, cache=cache
         )
 
 
 def check_block(block_size, mask_token_id, target_layer_ids, source: str) -> None:
-    """Raise a ValueError if one of the fields without which no block can be drafted is missing or impossible.
+    """Raise a ValueError if a field that drafting a block needs is missing or impossible.
 
     Args:
-        source: what the fields were read from.
+        block_size: tokens per block, the root included.
+        mask_token_id: the token that stands for a token to be drafted.
+        target_layer_ids: the target's layers that the drafter reads.
+        source: the checkpoint or argument that the fields come from, for the message.
     """
     if mask_token_id is None:
-        raise ValueError(f"{source}: the drafter's config lacks dflash_config.mask_token_id.")
+        raise ValueError(f"{source}: the drafter's config lacks dflash_config.mask_token_id; add it to config.json.")
     if not isinstance(block_size, int) or block_size < 2:
-        raise ValueError(f"{source}: the drafter's config lacks a block_size of at least 2 (it says {block_size!r}).")
+        raise ValueError(f"{source}: the drafter's config needs a block_size of at least 2; it has {block_size!r}.")
     if not target_layer_ids:
         raise ValueError(
-            f"{source}: the drafter's config has neither dflash_config.target_layer_ids nor num_target_layers."
+            f"{source}: the drafter's config has neither dflash_config.target_layer_ids nor num_target_layers; add one "
+            "to config.json."
         )

@@ -44,7 +44,8 @@ class Growth:
                 break
             new.append(self._append(flat % vocab_size, nodes[flat // vocab_size], score))
         self.newest = new
-        # A parent is at least as probable as its children and precedes them, so in a stable sort no node loses its parent.
+        # A parent is at least as probable as its children and precedes them, so in a stable sort no node loses its
+        # parent.
         self.kept = sorted(self.kept + new, key=lambda node: -self.log_probs[node])[: self.budget]
 
     def _append(self, token_id: int, parent: int, log_prob: float) -> int:
@@ -129,5 +130,7 @@ class DrawnGrowth(Growth):
                 q, request = log_probs[i].exp(), [(inside, len(drawn))]
                 [proposal] = draw_children(q, request, depth, self.sampling.policy, self.sampling.randomness)
                 self.proposals[node] = proposal
-                self.newest += [self._append(token, node, reach) for token, reach in zip(proposal.tokens, drawn, strict=True)]
+                self.newest += [
+                    self._append(token, node, reach) for token, reach in zip(proposal.tokens, drawn, strict=True)
+                ]
         self.kept += self.newest

@@ -81,6 +81,7 @@ def merge_into_trie(root_token_id: int, continuations: Iterable[list[int]], tree
             node = node_of[node, token]
             visits[node] += 1
     log_reach = [
-        math.log(n / visits[0]) + depth * math.log(CONTINUATION) if depth else 0.0 for n, depth in zip(visits, depths, strict=True)
+        math.log(n / visits[0]) + depth * math.log(CONTINUATION) if depth else 0.0
+        for n, depth in zip(visits, depths, strict=True)
     ]
     return DraftTree.from_lists(token_ids, parents, log_reach=log_reach)

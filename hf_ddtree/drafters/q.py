@@ -15,9 +15,9 @@ INITIAL_ACCEPTANCE, ACCEPTANCE_PRIOR_WEIGHT = 0.3, 4
 class DraftSampling:
     """How a drafter turns logits into q, and which children it may give a node, for one request.
 
-    q is taken at the request's temperature and after its stateless warpers (top-k, top-p, min-p), so that the tree covers
-    what will be sampled. Drawn children come from a generator of their own, which the global one seeds when the first
-    child is drawn.
+    q is taken at the request's temperature and after its stateless warpers (top-k, top-p, min-p), so that the tree
+    covers what will be sampled. Drawn children come from a generator of their own, which the global one seeds when the
+    first child is drawn.
 
     Args:
         policy: which children a node may get.
@@ -43,7 +43,7 @@ class DraftSampling:
         return self.warpers(None, draft_logits.float())
 
     def acceptance(self, depth: int) -> float:
-        """Return the estimated probability that a drawn child at a depth is accepted, from earlier rounds of the request.
+        """Return the estimated probability that a drawn child is accepted, from earlier rounds of the request.
 
         Args:
             depth: the depth of the child.

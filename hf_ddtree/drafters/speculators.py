@@ -1,4 +1,6 @@
-"""DFlash drafters in the layout of the speculators library: own embedding and head, over part of the vocabulary."""
+"""DFlash drafters in the layout of the speculators library, with an embedding and a head of their own."""
+
+from typing import ClassVar
 
 import torch
 from torch import nn
@@ -9,12 +11,12 @@ from .dflash_model import DFlashConfig, DFlashDraftModel, check_block
 
 
 class SpeculatorsDFlashConfig(DFlashConfig):
-    """A DFlash config plus what the speculators layout adds.
+    """A DFlash config plus the fields that the speculators layout adds.
 
     Args:
-        draft_vocab_size: rows of the drafter's own head.
-        sample_from_anchor: slot k predicts token k + 1, so that the root's own slot predicts too.
-        sliding_window_non_causal: sliding layers see the whole block, not only the slots up to their own.
+        draft_vocab_size: the number of rows of the drafter's own head.
+        sample_from_anchor: whether slot k predicts token k + 1, so that the root's own slot predicts, too.
+        sliding_window_non_causal: whether sliding layers see the whole block, instead of the slots up to their own.
     """
 
     draft_vocab_size: int | None = None
@@ -23,21 +25,28 @@ class SpeculatorsDFlashConfig(DFlashConfig):
 
     @classmethod
     def from_fields(cls, fields: dict, name: str) -> "SpeculatorsDFlashConfig":
-        """The config of a checkpoint's config.json.
+        """Return the config that a checkpoint's config.json describes.
+
+        Args:
+            fields: the content of config.json.
+            name: the name of the checkpoint, for messages.
 
         Raises:
             ValueError: for another algorithm, or if a field is missing.
         """
         algorithm = fields["speculators_model_type"]
         if algorithm != "dflash":
-            raise ValueError(f"{name}: a speculators checkpoint of type {algorithm!r} is no DFlash drafter.")
+            raise ValueError(
+                f"{name}: a speculators checkpoint of type {algorithm!r} is not a DFlash drafter; load one of type "
+                "'dflash'."
+            )
         given = dict(fields.get("transformer_layer_config") or {})
-        # saved are only the differences from the defaults of its model type
+        # the file holds only the differences from the defaults of its model type
         layers = AutoConfig.for_model(given.pop("model_type", "qwen3"), **given)
         shape = {key: getattr(layers, key) for key in Qwen3Config().to_dict() if hasattr(layers, key)}
         rope = shape.get("rope_parameters") or {}
         shape["rope_parameters"] = rope.get("sliding_attention", rope)  # one embedding serves all layers
-        # these ids count the embedding's output as 0; the z-lab layout counts layers
+        # these ids count the embedding's output as 0, while the z-lab layout counts layers from 0
         taps = [index - 1 for index in fields.get("aux_hidden_state_layer_ids") or ()]
         check_block(fields.get("block_size"), fields.get("mask_token_id"), taps, name)
         for key in ("architectures", "model_type", "transformers_version", "dtype"):
@@ -53,34 +62,49 @@ class SpeculatorsDFlashConfig(DFlashConfig):
 
 
 class SpeculatorsDFlashModel(DFlashDraftModel):
-    """A DFlash drafter with its own embedding and head.
+    """A DFlash drafter with an embedding and a head of its own.
 
-    The head has `draft_vocab_size` rows; `d2t`, `[draft_vocab_size]` int64, gives token id minus row for each of them.
+    The head has `draft_vocab_size` rows. `d2t`, `[draft_vocab_size]` int64, is the token id minus the row for each row.
+
+    Args:
+        config: the config.
     """
 
     config: SpeculatorsDFlashConfig
     config_class = SpeculatorsDFlashConfig
-    # the target's parts, kept for training; and the inverse of d2t
-    _keys_to_ignore_on_load_unexpected = ["verifier_norm.weight", "verifier_lm_head.weight", "t2d"]
+    # parts of the target that training needs, and the inverse of d2t
+    _keys_to_ignore_on_load_unexpected: ClassVar = ["verifier_norm.weight", "verifier_lm_head.weight", "t2d"]
 
     def __init__(self, config: SpeculatorsDFlashConfig):
         super().__init__(config)
         self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
-        self.lm_head = nn.Linear(config.hidden_size, config.draft_vocab_size, bias=False)
-        reduced = config.draft_vocab_size != config.vocab_size
-        self.register_buffer("d2t", torch.zeros(config.draft_vocab_size, dtype=torch.long) if reduced else None)
+        n_rows = config.draft_vocab_size or config.vocab_size
+        self.lm_head = nn.Linear(config.hidden_size, n_rows, bias=False)
+        reduced = n_rows != config.vocab_size
+        self.register_buffer("d2t", torch.zeros(n_rows, dtype=torch.long) if reduced else None)
         self.post_init()
 
     def check_vocabulary(self, name: str) -> None:
-        """Raise a ValueError if rows of the head stand for no token or for one another's."""
+        """Raise a ValueError unless each row of the head stands for a token of its own.
+
+        Args:
+            name: the name of the checkpoint, for the message.
+        """
         if self.d2t is not None:
             token_ids = self._token_ids()
             inside = bool(((token_ids >= 0) & (token_ids < self.config.vocab_size)).all())
             if not inside or len(token_ids.unique()) < len(token_ids):
-                raise ValueError(f"{name}: d2t does not map the draft vocabulary into the target's one to one.")
+                raise ValueError(
+                    f"{name}: d2t does not map the draft vocabulary into the target's one to one; download the "
+                    "checkpoint again."
+                )
 
     def logits(self, states: torch.Tensor) -> torch.Tensor:
-        """`[.., V]` from `[.., H]`: minus infinity where the head has no row."""
+        """Return logits over the target's vocabulary, `[.., V]`: minus infinity where the head has no row.
+
+        Args:
+            states: `[.., H]`, the drafter's states.
+        """
         logits = self.lm_head(states)
         if self.d2t is None:
             return logits
@@ -91,7 +115,7 @@ class SpeculatorsDFlashModel(DFlashDraftModel):
         return self.d2t + torch.arange(len(self.d2t), device=self.d2t.device)
 
     def _sliding_mask(self, noise_embeds: torch.Tensor, n_context: int, cache) -> torch.Tensor:
-        """Context from the root's position minus the window on, and the block up to the query's slot, or all of it."""
+        """Return a mask that shows the context within the window, and the block up to the query's slot or all of it."""
         n = noise_embeds.shape[1]
         layer = self.config.layer_types.index("sliding_attention")
         n_keys = n_context + n if cache is None else cache.get_mask_sizes(n, layer)[0]

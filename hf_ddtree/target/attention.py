@@ -85,7 +85,10 @@ class MaskedForward(TreeForward):
         return [Patch(attention_functions(), "sdpa", call_attend)]
 
     def masks(self, cache: Cache, dtype: torch.dtype, device: torch.device) -> Masks | None:
-        """Return dense masks. A lone root gets the padding mask, from which the model makes the mask of plain decoding."""
+        """Return dense masks.
+
+        A lone root gets the padding mask, from which the model makes the mask of plain decoding.
+        """
         if len(self.tree) == 1:
             return self.padding_mask
         depths = self.tree.depths.to(device)

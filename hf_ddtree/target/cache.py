@@ -42,8 +42,8 @@ def is_recurrent(layer) -> bool:
 def uncommitted_rows(cache: Cache) -> Iterator[Committed]:
     """Let layers hold more rows than they need between a tree forward and `commit_path`.
 
-    Yields the number of committed tokens, which the caller increases after each commit. When the context ends, also by an
-    exception in the middle of a round, the cache is as plain `generate` leaves it: it has no rows of an uncommitted
+    Yields the number of committed tokens, which the caller increases after each commit. When the context ends, also by
+    an exception in the middle of a round, the cache is as plain `generate` leaves it: it has no rows of an uncommitted
     tree, and it no longer records past rows, which would cost memory in the next prefill.
 
     Args:

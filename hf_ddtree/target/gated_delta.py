@@ -127,7 +127,11 @@ class TreeStates:
 
 
 def gated_delta_patches(model: PreTrainedModel) -> list[Patch]:
-    """Return the patches for the modelling files in `MODULES` that layers of `model` come from, [] without such layers."""
+    """Return the patches for the files of `MODULES` that define layers of the model, [] without such layers.
+
+    Args:
+        model: the target.
+    """
     modules = {type(module).__module__ for module in model.modules()}.intersection(MODULES)
     calls = {
         "causal_conv1d_fn": _convolve,

@@ -40,7 +40,17 @@ class KernelForward(TreeForward):
         return no_masks(self.config, device)
 
     def attend(
-        self, module, query, key, value, attention_mask, scaling=None, softcap=None, s_aux=None, position_bias=None, **kwargs
+        self,
+        module,
+        query,
+        key,
+        value,
+        attention_mask,
+        scaling=None,
+        softcap=None,
+        s_aux=None,
+        position_bias=None,
+        **kwargs,
     ) -> tuple[torch.Tensor, None]:
         """Attend in one layer. The layer's window comes from the config, by the layer's index."""
         from ..kernels.tree_attention import tree_attention  # needs Triton
@@ -49,9 +59,7 @@ class KernelForward(TreeForward):
             raise NotImplementedError("the kernel adds no position bias")
         device, n_prefix = query.device, key.shape[2] - query.shape[2]
         ancestors, depths = self._once(("tree", device), lambda: self._tree_tensors(device))
-        prefix, first_valid = self._once(
-            ("prefix", device, n_prefix), lambda: self._prefix_tensors(n_prefix, device)
-        )
+        prefix, first_valid = self._once(("prefix", device, n_prefix), lambda: self._prefix_tensors(n_prefix, device))
         output = tree_attention(
             query,
             key,

@@ -22,7 +22,8 @@ def tree_attention_mask(
 
     The cache holds L committed tokens and then m - n nodes of the same tree from earlier forwards; this forward adds n.
     A query at depth d stands at position L + d. It sees the committed key p if p is valid and L + d - p < window. It
-    sees the node key at depth e if `visible` says so and d - e < window: windows are measured along the node's own path.
+    sees the node key at depth e if `visible` says so and d - e < window: windows are measured along the node's own
+    path.
 
     Args:
         config: the text config. With `layer_types` the model takes a dict of masks by layer type, otherwise one mask.
@@ -35,8 +36,8 @@ def tree_attention_mask(
         device: where the masks are needed.
 
     Returns:
-        A `[1, 1, n, T]` mask of 0 and the dtype's minimum, or a dict of such masks by layer type. The masks are additive,
-        because eager attention would add a bool mask as 0 and 1.
+        A `[1, 1, n, T]` mask of 0 and the dtype's minimum, or a dict of such masks by layer type. The masks are
+        additive, because eager attention would add a bool mask as 0 and 1.
     """
     depths = (query_depths.to(device), key_depths.to(device), visible.to(device))
 

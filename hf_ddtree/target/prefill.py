@@ -71,7 +71,8 @@ def tap(outputs: ModelOutput, taps: tuple[int, ...], rows: list[int] | slice = s
         return outputs.logits.new_empty(1, 0, 0)
     if outputs.get("hidden_states") is None:
         raise ValueError(
-            "assistant_model: this drafter reads hidden states, which the target does not return; choose another drafter."
+            "assistant_model: this drafter reads hidden states, which the target does not return; choose another "
+            "drafter."
         )
     states = [outputs.hidden_states[index] for index in taps]
     return torch.cat([state.to(states[0].device) for state in states], dim=-1)[:, rows]

@@ -68,8 +68,8 @@ def check_tree_forward(model: PreTrainedModel, device: torch.device, attention: 
     error, rounding = reduce(errors), reduce(roundings)
     if not rounding <= MAX_ROUNDING.get(dtype, MAX_LOW_PRECISION_ROUNDING):
         raise ValueError(
-            f"model: {name} gives other logits token by token than over several tokens ({rounding:.2g} relative), so no "
-            "tree forward can equal plain decoding. If it has dropout and is in training mode, call model.eval()."
+            f"model: {name} gives other logits token by token than over several tokens ({rounding:.2g} relative), so "
+            "no tree forward can equal plain decoding. If it has dropout and is in training mode, call model.eval()."
         )
     tolerance = max(TOLERANCE_FLOOR.get(dtype, LOW_PRECISION_TOLERANCE_FLOOR), 10 * rounding)
     if not error <= tolerance:
@@ -115,14 +115,15 @@ def _prefix_length(config) -> int:
     wanted = max([MIN_PREFIX, *(window + 4 for window in windows if window <= MAX_PREFIX)])
     longest = getattr(config, "max_position_embeddings", None) or wanted + 2 * len(PARENTS)
     # beyond the length where longrope changes its frequencies, token by token and all at once are not the same
-    longest = min(longest, (getattr(config, "rope_parameters", None) or {}).get("original_max_position_embeddings") or longest)
+    rope = getattr(config, "rope_parameters", None) or {}
+    longest = min(longest, rope.get("original_max_position_embeddings") or longest)
     return max(1, min(wanted, longest - 2 * len(PARENTS)))
 
 
 def _one_by_one(
     model: PreTrainedModel, node_ids: torch.Tensor, chain: DynamicCache
 ) -> tuple[torch.Tensor, DynamicCache]:
-    """Return every node's logits as plain decoding along its path computes them, and the cache after the scattered path."""
+    """Return every node's logits by plain decoding along its path, and the cache after the scattered path."""
     caches, logits = {-1: chain}, []
     for node, parent in enumerate(PARENTS):
         caches[node] = copy.deepcopy(caches[parent])

@@ -1,4 +1,4 @@
-"""The target of one call: a model with its cache and inputs, which runs the prompt, verifies trees and commits paths."""
+"""The target of one call: a model with its cache and inputs that runs the prompt, verifies trees and commits paths."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -20,7 +20,8 @@ from .tree_verifier import TreeVerifier
 class Target:
     """A model with the cache, the inputs and the attention backend of one call.
 
-    The sequence always ends with the root: the last emitted token, which is not in the cache yet. Trees and paths come in
+    The sequence always ends with the root: the last emitted token, which is not in the cache yet. Trees and paths come
+        in
     lists with one entry per row of the batch. Today a batch has one row.
 
     Args:

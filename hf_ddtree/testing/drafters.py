@@ -76,7 +76,7 @@ class ScriptedDrafter(Drafter):
     def __init__(self, script: list[int], hit_rate: float = 0.8, seed: int = 0, taps: tuple[int, ...] = ()):
         self.script, self.hit_rate, self.rng = script, hit_rate, random.Random(seed)
         self.taps = taps
-        self.context = []
+        self.context: list[torch.Tensor] = []
 
     def prefill(self, hidden_states, position_ids):
         self.context.append(hidden_states)
@@ -87,7 +87,8 @@ class ScriptedDrafter(Drafter):
     def draft(self, input_ids, tree_budget, max_depth):
         position = input_ids.shape[1]
         token_ids, parents = [int(input_ids[0, -1])], [-1]
-        level, on_script = [0], 0
+        level = [0]
+        on_script: int | None = 0
         for depth in range(max_depth):
             if len(token_ids) > tree_budget or position + depth >= len(self.script):
                 break
