@@ -1,4 +1,4 @@
-"""Take the screenshots of docs/demo.md from a running page: python docs/screenshots.py http://127.0.0.1:7860"""
+"""Take the pictures of docs/demo.md from a running page: `python docs/screenshots.py http://127.0.0.1:7860`."""
 
 import io
 import shutil
@@ -8,11 +8,11 @@ from pathlib import Path
 from PIL import Image
 from playwright.sync_api import sync_playwright
 
-SIZES = {1280: 900, 390: 844}  # a desktop and a telephone
+SIZES = {1280: 900, 390: 844}  # width and height in pixels of a desktop and a telephone
 
 
 def main(address: str) -> None:
-    """Run both tabs in each size and save what they show beside this file."""
+    """Press Run in both tabs at each size, and save the pictures beside this file."""
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
         for width, height in SIZES.items():
@@ -22,7 +22,7 @@ def main(address: str) -> None:
                 page.get_by_role("tab", name=tab).click()
                 page.get_by_role("button", name="Run", exact=True).locator("visible=true").click()
                 page.locator(".tree svg:visible").wait_for(timeout=300_000)
-                page.wait_for_timeout(500)  # until the focus ring has faded
+                page.wait_for_timeout(500)  # milliseconds, until the focus ring has faded
                 picture = Image.open(io.BytesIO(page.screenshot(full_page=True)))
                 path = Path(__file__).with_name(f"demo-{tab.lower()}-{width}.png")
                 picture.convert("RGB").quantize(128).save(path, optimize=True)

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Gets a Chromium for tests/test_browser.py: Debian's where this may install packages, else playwright's own.
-# Where neither can be had it says so and succeeds; the tests then skip, or fail with REQUIRE_BROWSER=1.
+# Installs Chromium for tests/test_browser.py: with apt if the user is root, otherwise with playwright.
+# If both fail, this prints a warning and succeeds. The browser tests are then skipped, or fail if REQUIRE_BROWSER=1.
 set -uo pipefail
 
 if command -v chromium > /dev/null; then

@@ -1,6 +1,6 @@
-"""The page in a real browser: runs, streams, verdict, trees, stopping, hostile text.
+"""The page in a real browser: growing texts, verdicts, trees, Stop and hostile text.
 
-Where there is no Chromium this file is skipped, with a warning; REQUIRE_BROWSER=1 makes that a failure.
+Without Chromium these tests are skipped with a warning, or fail if REQUIRE_BROWSER=1.
 """
 
 import os
@@ -20,21 +20,22 @@ from helpers import ROOT
 sync_api = pytest.importorskip("playwright.sync_api", reason="needs playwright, which `make test` installs")
 expect = sync_api.expect
 
-SECONDS = 60_000  # ms: for a run on a busy machine
+TIMEOUT = 60_000  # milliseconds for a run on a busy machine
 HOSTILE = '<img src=x onerror="window.hacked=1"><b id="bold">b</b> ${window.hacked=1} {{value}} שלום עולם 🙂 &lt;'
 
 
 @pytest.fixture(scope="module")
 def browser():
+    """A Chromium."""
     with sync_api.sync_playwright() as playwright:
         path = shutil.which("chromium") or playwright.chromium.executable_path
         if not Path(path).exists():
-            reason = "NO CHROMIUM: THE PAGE WAS NOT TESTED. Install it with tests/install_chromium.sh"
+            reason = "NO CHROMIUM: THE PAGE WAS NOT TESTED. Install Chromium with tests/install_chromium.sh"
             if os.environ.get("REQUIRE_BROWSER") == "1":
                 pytest.fail(reason)
             warnings.warn(reason, stacklevel=1)
             pytest.skip(reason)
-        # a sandbox needs rights that a container may not give
+        # Chromium's sandbox needs rights that a container may not have
         browser = playwright.chromium.launch(executable_path=path, args=["--no-sandbox"])
         yield browser
         browser.close()
@@ -42,7 +43,7 @@ def browser():
 
 @pytest.fixture(scope="module")
 def address(tmp_path_factory):
-    """Of `python app.py`, started for these tests."""
+    """The address of `python app.py`, which is started for these tests."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -74,14 +75,14 @@ def wait_for(address, process, log):
 
 @pytest.fixture
 def page(browser, address):
-    """The page as a visitor finds it; fails if anything in it raised an error or asked for another host."""
+    """A new page. The test fails if a script on it raises an error or if it requests anything from another host."""
     page = browser.new_page(viewport={"width": 1280, "height": 900})
     problems = []
     page.on("pageerror", lambda error: problems.append(str(error)))
     page.on("dialog", lambda dialog: problems.append(f"dialog: {dialog.message}"))
     page.on("request", lambda request: problems.append(request.url) if is_elsewhere(request.url, address) else None)
     page.goto(address)
-    button(page, "Run").wait_for(timeout=SECONDS)
+    button(page, "Run").wait_for(timeout=TIMEOUT)
     yield page
     page.close()
     assert problems == []
@@ -115,13 +116,13 @@ def verdict(page):
 
 
 def run(page, name="Run"):
-    """Press the button and wait for the verdict."""
+    """Press the button and wait until the run has ended."""
     button(page, name).click()
-    expect(button(page, "Stop")).to_be_enabled(timeout=SECONDS)
-    expect(button(page, "Run")).to_be_enabled(timeout=SECONDS)
+    expect(button(page, "Stop")).to_be_enabled(timeout=TIMEOUT)
+    expect(button(page, "Run")).to_be_enabled(timeout=TIMEOUT)
 
 
-# keeps every length that the two texts had on the way
+# collects every length that the two texts have while they grow
 WATCH = """() => {
     window.lengths = {"Plain generation": new Set(), "DDTree": new Set()};
     setInterval(() => document.querySelectorAll("label").forEach(label => {
@@ -132,7 +133,7 @@ WATCH = """() => {
 
 
 @pytest.mark.parametrize("tab", ["Greedy", "Sampled"])
-def test_both_texts_grow_and_are_identical(page, tab):
+def test_run_shows_both_texts_growing(page, tab):
     page.get_by_role("tab", name=tab).click()
     ask(page, "Tell a long story about a whale.", 20)
     page.evaluate(WATCH)
@@ -143,12 +144,12 @@ def test_both_texts_grow_and_are_identical(page, tab):
         assert page.evaluate("label => window.lengths[label].size", label) > 2, label
     plain, drafted = page.locator(".stats:visible").all_inner_texts()
     assert re.search(r"tokens\s+20", plain) and "rounds" not in plain
-    for figure in ("tokens/s", "first token", "rounds", "tokens_per_round", "budget used"):
+    for figure in ("tokens/s", "first token", "rounds", "tokens_per_round", "tree budget used"):
         assert figure in drafted
 
 
-def test_policies_other_than_target_are_named(page):
-    """By prompt look-up every policy is "target"; the verdict says so."""
+def test_run_names_the_policy_in_use(page):
+    """With prompt look-up the policy is always "target"."""
     page.get_by_role("tab", name="Sampled").click()
     page.get_by_label("hybrid").locator("visible=true").check()
     ask(page, "Say hello.", 8)
@@ -157,7 +158,7 @@ def test_policies_other_than_target_are_named(page):
     expect(verdict(page)).to_contain_text("policy “target”" if lookup else "policy “hybrid”")
 
 
-def test_the_slider_steps_through_the_trees(page):
+def test_slider_steps_through_the_trees(page):
     ask(page, "Repeat three times: one two three four five.", 20)
     expect(page.locator(".tree svg")).to_have_count(0)
     run(page)
@@ -173,7 +174,7 @@ def test_the_slider_steps_through_the_trees(page):
     assert svg.locator("g.root").count() == 1
 
 
-def test_stop_and_run_again(page):
+def test_stop_ends_a_run_and_the_next_run_works(page):
     ask(page, "Tell a long story.", 512)
     button(page, "Run").click()
     page.wait_for_function(
@@ -189,10 +190,10 @@ def test_stop_and_run_again(page):
     expect(verdict(page)).to_contain_text("Identical.")
 
 
-def test_one_run_at_a_time(page, browser, address):
+def test_run_waits_for_the_run_of_another_visitor(page, browser, address):
     with browser.new_page() as second:
         second.goto(address)
-        button(second, "Run").wait_for(timeout=SECONDS)
+        button(second, "Run").wait_for(timeout=TIMEOUT)
         ask(page, "Tell a long story.", 512)
         ask(second, "Say hello.", 8)
         button(page, "Run").click()
@@ -202,10 +203,10 @@ def test_one_run_at_a_time(page, browser, address):
         page.wait_for_timeout(1_500)
         assert text_of(second, "Plain generation") == ""
         button(page, "Stop").click()
-        expect(verdict(second)).to_contain_text("Identical.", timeout=SECONDS)
+        expect(verdict(second)).to_contain_text("Identical.", timeout=TIMEOUT)
 
 
-def test_hostile_text_stays_text(page):
+def test_follow_up_shows_hostile_text_as_text(page):
     ask(page, HOSTILE, 12)
     run(page)
     ask(page, f"Repeat: {HOSTILE}", 12)
@@ -219,21 +220,21 @@ def test_hostile_text_stays_text(page):
     expect(verdict(page)).to_contain_text("Identical.")
 
 
-def test_mistakes_are_explained(page):
+def test_run_explains_mistakes(page):
     ask(page, "  ")
     run(page)
     expect(verdict(page)).to_contain_text("The prompt is empty")
     assert "Traceback" not in page.inner_text("body")
 
 
-# what reaches over the window's right edge, also where an ancestor hides it
+# elements that reach beyond the window's right edge, even if an ancestor clips them
 OUTSIDE = """() => [...document.querySelectorAll("h1, p, label, button, textarea, input, .verdict")].filter(
     element => element.offsetParent && element.getBoundingClientRect().right > window.innerWidth + 1
 ).map(element => element.outerHTML)"""
 
 
 @pytest.mark.parametrize("width", [1280, 390])
-def test_nothing_is_wider_than_the_window(page, width):
+def test_page_fits_the_window(page, width):
     page.set_viewport_size({"width": width, "height": 844})
     for tab in ("Greedy", "Sampled"):
         page.get_by_role("tab", name=tab).click()

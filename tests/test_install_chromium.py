@@ -1,4 +1,4 @@
-"""Where the browser of the browser tests comes from, with stand-ins for every program that would fetch one."""
+"""Where install_chromium.sh gets Chromium, with stand-ins for every program that would download it."""
 
 import shutil
 import subprocess
@@ -12,7 +12,7 @@ LOUD = "NO CHROMIUM"
 
 @pytest.fixture
 def install(tmp_path):
-    """Runs the script where only the given programs exist; returns what they were called with, and its messages."""
+    """A function that runs the script where only the given programs exist, and returns their calls and its messages."""
 
     def run(**programs: str) -> tuple[list[str], str]:
         calls = tmp_path / "calls"
@@ -34,26 +34,26 @@ APT = ["apt-get update -qq", "apt-get install -y -qq --no-install-recommends chr
 PLAYWRIGHT = ["playwright install chromium"]
 
 
-def test_one_that_is_there_is_used(install):
+def test_install_chromium_uses_an_installed_chromium(install):
     assert install(chromium="", id=ROOT_USER, apt_get="", playwright="") == ([], "")
 
 
-def test_root_takes_debian_s(install):
+def test_install_chromium_uses_apt_as_root(install):
     assert install(id=ROOT_USER, apt_get="", playwright="") == (APT, "")
 
 
-def test_others_take_playwright_s(install):
+def test_install_chromium_uses_playwright_as_another_user(install):
     assert install(id=ORDINARY_USER, apt_get="", playwright="") == (PLAYWRIGHT, "")
 
 
-def test_so_does_root_where_there_is_no_apt(install):
+def test_install_chromium_uses_playwright_without_apt(install):
     assert install(id=ROOT_USER, playwright="") == (PLAYWRIGHT, "")
 
 
-def test_playwright_is_tried_where_apt_fails(install):
+def test_install_chromium_uses_playwright_after_apt_failed(install):
     assert install(id=ROOT_USER, apt_get="exit 1", playwright="") == ([APT[0], *PLAYWRIGHT], "")
 
 
-def test_without_either_it_says_so_and_goes_on(install):
+def test_install_chromium_warns_and_succeeds_without_either(install):
     called, messages = install(id=ROOT_USER, apt_get="exit 1", playwright="exit 1")
     assert called == [APT[0], *PLAYWRIGHT] and messages.count("\n") == 1 and LOUD in messages

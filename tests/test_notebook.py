@@ -1,4 +1,4 @@
-"""The notebook runs from top to bottom, and shows what it promises."""
+"""The notebook runs from top to bottom and shows the results that its text describes."""
 
 import os
 import re
@@ -10,15 +10,15 @@ nbformat = pytest.importorskip("nbformat", reason="needs nbformat, which `make t
 nbclient = pytest.importorskip("nbclient", reason="needs nbclient, which `make test` installs")
 
 NOTEBOOK = Path(__file__).parent.parent / "examples" / "tour.ipynb"
-SECONDS = 300  # for all of it, on a CPU
+TIMEOUT = 300  # seconds for each cell, on a CPU
 
 
 @pytest.fixture(scope="module")
 def outputs():
-    """What the executed cells printed, and the kinds of pictures they showed."""
+    """What the executed cells printed, and the MIME types of what they displayed."""
     notebook = nbformat.read(NOTEBOOK, as_version=4)
     client = nbclient.NotebookClient(
-        notebook, timeout=SECONDS, kernel_name="python3", resources={"metadata": {"path": str(NOTEBOOK.parent)}}
+        notebook, timeout=TIMEOUT, kernel_name="python3", resources={"metadata": {"path": str(NOTEBOOK.parent)}}
     )
     client.execute(env={**os.environ, "OMP_NUM_THREADS": "1"})
     shown = [output for cell in notebook.cells if cell.cell_type == "code" for output in cell.outputs]
@@ -27,18 +27,18 @@ def outputs():
     return printed, pictures
 
 
-def test_the_texts_are_equal(outputs):
+def test_notebook_shows_equal_texts(outputs):
     printed, _ = outputs
     assert re.search(r"texts equal +True", printed)
     assert re.search(r"equals plain +True", printed)
     assert re.search(r"same seed, same text +True", printed)
 
 
-def test_the_json_fits_the_schema(outputs):
+def test_notebook_shows_json_of_the_schema(outputs):
     printed, _ = outputs
     assert re.search(r"parsed +\{'name': '.*', 'age': \d+\}", printed)
 
 
-def test_there_are_pictures(outputs):
+def test_notebook_shows_pictures(outputs):
     _, pictures = outputs
     assert {"image/svg+xml", "image/png"} <= pictures

@@ -1,26 +1,46 @@
-"""What the page says about a comparison, as HTML in which every text of a model or a visitor is escaped."""
+"""What the page shows about a comparison, as HTML. Every text of a model or a visitor is escaped."""
+
+from collections.abc import Sequence
 
 from transformers import PreTrainedTokenizerBase
 
-from .request import Request
-from .session import Comparison, DraftedRound, Run
+from .form import Form
+from .layout import MAX_DRAWN_NODES
+from .rounds import DraftedRound
+from .run import Run
+from .session import Comparison
 from .text import escape
-from .tree_svg import MOST_NODES, tree_svg
-from .verdict import DIFFERENT, IDENTICAL
+from .tree_svg import tree_svg
+from .verdict import DIFFERENT, IDENTICAL, STOPPED, Verdict
 
-CONTEXT_TOKENS = 24  # of the text before a tree
+NOT_YET = "–"  # shown in place of a figure that a run does not have yet
+CONTEXT_TOKENS = 24  # shown of the text before a tree
+MOODS = {IDENTICAL: "good", DIFFERENT: "bad"}  # the verdict's colour; every other kind is "neutral"
+MEANINGS = {
+    "root": "the last token of the text so far",
+    "accepted": "drafted and chosen by the target",
+    "rejected": "drafted but not chosen",
+    "bonus": "the token that the target chose instead",
+}
+LEGEND = "".join(
+    [
+        '<p class="legend">',
+        *(f'<span><span class="chip {kind}">{kind}</span> {meaning}</span>' for kind, meaning in MEANINGS.items()),
+        "<span>A percentage is the drafter's estimate that the text reaches the node.</span></p>",
+    ]
+)
 
 
-def conversation_html(messages: list[dict]) -> str:
-    """The messages, one under the other."""
+def conversation_html(messages: Sequence[dict[str, str]]) -> str:
+    """Return the messages, one below the other."""
     turns = (f'<p class="turn {escape(m["role"])}" dir="auto">{escape(m["content"])}</p>' for m in messages)
     return f'<div class="conversation">{"".join(turns)}</div>' if messages else ""
 
 
-def stats_html(run: Run | None, request: Request) -> str:
-    """The figures below a text."""
-    if run is None or not run.token_ids:
-        return _figures([("tokens/s", "–"), ("first token", "–"), ("tokens", "–")])
+def stats_html(run: Run | None, form: Form) -> str:
+    """Return the figures below a text: speeds and, after the end of a run with DDTree, means over its rounds."""
+    if run is None or run.first_token_seconds is None:
+        return _figures([("tokens/s", NOT_YET), ("first token", NOT_YET), ("tokens", NOT_YET)])
     figures = [
         ("tokens/s", f"{run.tokens_per_second:.1f}"),
         ("first token", f"{run.first_token_seconds:.2f} s"),
@@ -28,12 +48,12 @@ def stats_html(run: Run | None, request: Request) -> str:
     ]
     if run.rounds:
         n_rounds = len(run.rounds)
-        per_round = sum(len(entry.path) for entry in run.rounds) / n_rounds
-        nodes = sum(len(entry.tree) - 1 for entry in run.rounds) / n_rounds
+        tokens_per_round = sum(len(entry.path) for entry in run.rounds) / n_rounds
+        nodes_per_round = sum(len(entry.tree) - 1 for entry in run.rounds) / n_rounds
         figures += [
             ("rounds", str(n_rounds)),
-            ("tokens_per_round", f"{per_round:.2f}"),
-            ("budget used", f"{nodes:.1f} of {request.tree_budget}"),
+            ("tokens_per_round", f"{tokens_per_round:.2f}"),
+            ("tree budget used", f"{nodes_per_round:.1f} of {form.tree_budget}"),
         ]
     return _figures(figures)
 
@@ -44,89 +64,61 @@ def _figures(figures: list[tuple[str, str]]) -> str:
 
 
 def verdict_html(comparison: Comparison) -> str:
-    """The verdict in a box, with the ratio of the speeds of two complete runs."""
+    """Return the verdict with the speedup, or which run is in progress."""
     verdict = comparison.verdict
     if verdict is None:
         run = "plain generation" if comparison.drafted is None else "DDTree"
         return message_html(f"Running {run} …")
+    kind, speed = escape(verdict.kind.capitalize()), _speed_html(comparison, verdict)
+    mood = MOODS.get(verdict.kind, "neutral")
+    return f'<div class="verdict {mood}"><b>{kind}.</b> {escape(verdict.text)} {speed}</div>'
+
+
+def _speed_html(comparison: Comparison, verdict: Verdict) -> str:
+    """Return the ratio of the speeds, or nothing unless both runs are complete."""
     plain, drafted = comparison.plain, comparison.drafted
-    mood = {IDENTICAL: "good", DIFFERENT: "bad"}.get(verdict.kind, "neutral")
-    speed = ""
-    if drafted.rounds and verdict.kind != "stopped":
-        ratio = drafted.tokens_per_second / plain.tokens_per_second
-        speed = f'<b class="speed">{ratio:.2f}×</b> the speed of plain generation.'
-        if ratio < 1:
-            speed += " Drafting did not pay here: try another drafter, budget or prompt."
-    return (
-        f'<div class="verdict {mood}"><b>{escape(verdict.kind.capitalize())}.</b> {escape(verdict.text)} {speed}</div>'
-    )
+    if drafted is None or not drafted.rounds or verdict.kind == STOPPED:
+        return ""
+    ratio = drafted.tokens_per_second / plain.tokens_per_second
+    speed = f'<b class="speed">{ratio:.2f}×</b> the speed of plain generation.'
+    if ratio < 1:
+        speed += " DDTree was slower here. Try another drafter, tree budget or prompt."
+    return speed
 
 
 def message_html(text: str, mood: str = "neutral") -> str:
-    """A plain message, "bad" for an error."""
+    """Return a message in a box. The mood of an error is "bad"."""
     return f'<div class="verdict {mood}">{escape(text)}</div>'
 
 
-def telling_round(rounds: list[DraftedRound]) -> int:
-    """The number, from 1, of the round that kept most tokens among those that also rejected some, if any did."""
-    best = max(range(len(rounds)), key=lambda i: (len(rounds[i].tree) > len(rounds[i].path), len(rounds[i].path)))
-    return best + 1
-
-
-def round_html(rounds: list[DraftedRound], number: int, prefix: list[int], tokenizer: PreTrainedTokenizerBase) -> str:
-    """The tree of round `number`, counted from 1, with what led to it.
+def round_html(
+    rounds: Sequence[DraftedRound], number: int, token_ids: list[int], tokenizer: PreTrainedTokenizerBase
+) -> str:
+    """Return the tree of one round, with a sentence about it and the text before it.
 
     Args:
-        prefix: the new tokens of the whole run.
+        rounds: all rounds of the run.
+        number: which round, counted from 1.
+        token_ids: the new tokens of the whole run.
+        tokenizer: decodes the tokens.
     """
     entry = rounds[number - 1]
-    root = sum(len(earlier.path) for earlier in rounds[: number - 1])  # its place among the new tokens
-    context = tokenizer.decode(prefix[max(0, root + 1 - CONTEXT_TOKENS) : root + 1])
-    drafted, accepted = len(entry.tree) - 1, len(entry.path) - 1
-    end = "the text ends here" if entry.bonus is None else "and one more token that the model chose itself"
-    sentence = f"{drafted} nodes drafted, {accepted} accepted, {end}."
-    if drafted > MOST_NODES:
-        sentence += " Drawn are the accepted path and the nodes drafted first; +n counts those left out."
+    root = sum(len(earlier.path) for earlier in rounds[: number - 1])  # its index among the new tokens
+    context = tokenizer.decode(token_ids[max(0, root + 1 - CONTEXT_TOKENS) : root + 1])
+    picture = tree_svg(entry.tree, entry.path, tokenizer, entry.bonus)
     return (
-        f'<div class="round"><p>Round {number} of {len(rounds)}: {sentence}</p>'
-        f'<p class="context" dir="auto">… {escape(context)}</p>'
-        f'<div class="tree">{tree_svg(entry.tree, entry.path, tokenizer, entry.bonus)}</div></div>'
+        f'<div class="round"><p>Round {number} of {len(rounds)}: {_round_sentences(entry)}</p>'
+        f'<p class="context" dir="auto">… {escape(context)}</p><div class="tree">{picture}</div></div>'
     )
 
 
-_KINDS = {
-    "root": "the last token of the text so far",
-    "accepted": "drafted, and what the model chose",
-    "rejected": "drafted in vain",
-    "bonus": "the model's own choice where it left the tree",
-}
-_CHIPS = (f'<span><span class="chip {kind}">{kind}</span> {meaning}</span>' for kind, meaning in _KINDS.items())
-LEGEND = (
-    f'<p class="legend">{"".join(_CHIPS)}<span>A percentage is the drafter\'s estimate that the text gets to this node.'
-    "</span></p>"
-)
-
-STYLE = """
-.buttons button { white-space: nowrap; padding-inline: 8px; }
-.conversation { display: flex; flex-direction: column; gap: 8px; max-height: 320px; overflow-y: auto; }
-.turn { margin: 0; padding: 8px 12px; border-radius: 12px; white-space: pre-wrap; overflow-wrap: anywhere; max-width: 85%; }
-.turn.user { align-self: flex-end; background: #d1fae5; color: #064e3b; }
-.turn.assistant { align-self: flex-start; background: #f3f4f6; color: #1f2937; }
-.stats { display: flex; flex-wrap: wrap; gap: 6px 22px; margin: 4px 2px; }
-.stats dt { font-size: 12px; opacity: .7; }
-.stats dd { margin: 0; font-size: 18px; font-weight: 600; font-variant-numeric: tabular-nums; }
-.verdict { padding: 10px 14px; border-radius: 8px; border: 1px solid #d1d5db; background: #f9fafb; color: #1f2937; }
-.verdict.good { border-color: #059669; background: #ecfdf5; color: #064e3b; }
-.verdict.bad { border-color: #dc2626; background: #fef2f2; color: #7f1d1d; }
-.verdict .speed { font-size: 18px; }
-.round p { margin: 4px 0; overflow-wrap: anywhere; }
-.context { white-space: pre-wrap; font-family: monospace; font-size: 13px; opacity: .8; }
-.tree { overflow: auto; max-height: 560px; border: 1px solid #e5e7eb; border-radius: 8px; background: #fff; }
-.tree svg { display: block; max-width: none; }
-.legend { display: flex; flex-wrap: wrap; gap: 8px 18px; font-size: 13px; }
-.chip { padding: 2px 8px; border-radius: 5px; border: 1px solid; white-space: nowrap; }
-.chip.root { background: #1f2937; color: #fff; }
-.chip.accepted { background: #d1fae5; border-color: #059669; color: #064e3b; }
-.chip.rejected { background: #f9fafb; border-color: #d1d5db; color: #6b7280; }
-.chip.bonus { background: #fef3c7; border-color: #d97706; color: #78350f; }
-"""
+def _round_sentences(entry: DraftedRound) -> str:
+    drafted, accepted = len(entry.tree) - 1, len(entry.path) - 1
+    end = ". The text ends here." if entry.bonus is None else " and then chose one more token itself."
+    sentences = f"the target accepted {accepted} of {drafted} drafted nodes{end}"
+    if drafted > MAX_DRAWN_NODES:
+        sentences += (
+            " Only the accepted path and the nodes that were drafted first are drawn. +n beside a node counts the "
+            "nodes below it that are not drawn."
+        )
+    return sentences

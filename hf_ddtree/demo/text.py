@@ -1,36 +1,36 @@
-"""Text of a model, which nobody vouches for, made fit to be shown."""
+"""Making untrusted text, of the target or a visitor, safe and visible on the page."""
 
 import html
 import unicodedata
 
 NAMED = {" ": "␣", "\n": "⏎", "\r": "␍", "\t": "⇥", "\0": "␀"}
-# control, format (bidi overrides, joiners), surrogate, private and unassigned characters; separators
-HIDDEN = {"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp", "Zs"}
+# control, format (bidi overrides, joiners), surrogate, private use and unassigned characters; separators
+HIDDEN_CATEGORIES = {"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp", "Zs"}
 
 
 def visible(text: str) -> str:
-    """`text` with every character that would show as nothing, or move its neighbours, replaced by one that can be seen."""
+    """Return `text` with a sign or an escape code for each character that is invisible or moves its neighbours."""
     shown = "".join(_visible_character(character) for character in text)
-    # a mark alone would sit on what stands before the text
+    # a combining mark at the start would attach to the text before it, so it gets a base of its own
     return f"◌{shown}" if shown and unicodedata.category(shown[0]).startswith("M") else shown
 
 
 def _visible_character(character: str) -> str:
     if character in NAMED:
         return NAMED[character]
-    if unicodedata.category(character) not in HIDDEN:
+    if unicodedata.category(character) not in HIDDEN_CATEGORIES:
         return character
     code = ord(character)
     return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
 
 
 def width(text: str) -> int:
-    """How many columns `text` takes in a monospaced font."""
+    """Return the number of columns that `text` takes in a monospaced font."""
     return sum(2 if unicodedata.east_asian_width(c) in "WF" else 0 if unicodedata.combining(c) else 1 for c in text)
 
 
 def shorten(text: str, columns: int) -> str:
-    """`text`, or its beginning and an ellipsis where it is wider than `columns`."""
+    """Return `text` if it fits into `columns` columns, otherwise its beginning and an ellipsis."""
     if width(text) <= columns:
         return text
     while width(text) > columns - 1:
@@ -39,8 +39,8 @@ def shorten(text: str, columns: int) -> str:
 
 
 def escape(text: str) -> str:
-    """`text` for HTML and XML, in an element or an attribute; also safe in the templates Gradio fills in the browser."""
+    """Return `text` escaped for an element or attribute of HTML and XML, and for the templates that Gradio fills in."""
     text = html.escape(text)
-    for character in "${}`":
+    for character in "${}`":  # Gradio's templates are JavaScript template strings
         text = text.replace(character, f"&#{ord(character)};")
     return text
