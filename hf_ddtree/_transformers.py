@@ -14,11 +14,13 @@ Three groups cannot be wrapped, because they are overridden or found by name:
 - The functions of modelling files that target/attention.py and target/gated_delta.py patch by name.
 """
 
-from collections.abc import MutableMapping
+from collections.abc import Iterator, MutableMapping
+from contextlib import contextmanager
 from typing import Any
 
 import torch
-from transformers import AttentionInterface, GenerationConfig, PreTrainedConfig, PreTrainedModel
+from transformers import AttentionInterface, Cache, GenerationConfig, PreTrainedConfig, PreTrainedModel
+from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer, LinearAttentionLayer
 from transformers.utils import ModelOutput
 
 
@@ -85,14 +87,6 @@ def logits_to_keep(model: PreTrainedModel, n: int) -> dict[str, int]:
     return {"logits_to_keep": n} if model._supports_logits_to_keep() else {}
 
 
-def is_stateful(model: PreTrainedModel) -> bool:
-    """Return whether the model carries a recurrent state.
-
-    Private name: `PreTrainedModel._is_stateful`.
-    """
-    return model._is_stateful
-
-
 def default_generation_settings(generation_config: GenerationConfig) -> dict[str, Any]:
     """Return transformers' global defaults of the generation settings.
 
@@ -100,3 +94,55 @@ def default_generation_settings(generation_config: GenerationConfig) -> dict[str
     in from here.
     """
     return generation_config._get_default_generation_params()
+
+
+@contextmanager
+def past_recording(cache: Cache) -> Iterator[None]:
+    """Let the layers of a cache keep all rows of a forward until the next `crop_rows`, inside the context.
+
+    Afterwards every layer records as much as before.
+
+    Private names: the attributes `record_past` and `recurrent_states_to_keep` of cache layers.
+    `Cache.activate_past_recording` cannot be undone, and recording costs memory in every later prefill. From 5.25 on,
+    layers also keep the last `recurrent_states_to_keep` recurrent states, and models fail without a number. Zero is
+    right for trees: the state after a scattered path is none of these, and `TreeStates.commit` computes it. 5.24
+        ignores
+    the attribute. A public way to stop recording, with a default number of states, would replace both.
+    """
+    layers = [layer for layer in cache.layers if isinstance(layer, DynamicSlidingWindowLayer | LinearAttentionLayer)]
+    before = [(layer.record_past, getattr(layer, "recurrent_states_to_keep", 0)) for layer in layers]
+    cache.activate_past_recording()
+    for layer in layers:
+        layer.recurrent_states_to_keep = 0
+    try:
+        yield
+    finally:
+        for layer, (record_past, recurrent_states_to_keep) in zip(layers, before, strict=True):
+            layer.record_past, layer.recurrent_states_to_keep = record_past, recurrent_states_to_keep
+
+
+def crop_rows(layer: Any, n_rows: int) -> None:
+    """Drop the last `n_rows` rows of a cache layer, and leave its recurrent states as they are.
+
+    Sliding layers and convolutions are also trimmed back to their window, so the call matters for 0 rows, too.
+
+    Private names: the attributes `recurrent_states` and `recurrent_states_history` of `LinearAttentionLayer`. From 5.25
+    on, `crop` restores the recurrent state that the layer recorded `n_rows` tokens ago. The nodes of a tree are not a
+    sequence, so no such state exists. The history therefore repeats the present state, which `crop` then keeps. In 5.24
+    `crop` never touches recurrent states and ignores the history. An argument of `crop` that leaves recurrent states
+    alone would replace it.
+    """
+    if isinstance(layer, LinearAttentionLayer):
+        layer.recurrent_states_history = {index: [state] * n_rows for index, state in layer.recurrent_states.items()}
+    layer.crop(-n_rows)
+
+
+def cached_tokens(cache: Cache) -> int:
+    """Return the number of tokens in a cache, as its first attention layer counts them, or 0 without such a layer.
+
+    Private knowledge: attention layers count their tokens as an int. From 5.25 on, `Cache.get_seq_length` asks the
+        first
+    layer. If that is a recurrent one, it answers with the tensor in which it counts, so the caller's number would grow
+    with every forward. `Cache.get_seq_length` will replace this once it returns an int.
+    """
+    return next((layer.get_seq_length() for layer in cache.layers if isinstance(layer, DynamicLayer)), 0)

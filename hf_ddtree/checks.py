@@ -10,7 +10,7 @@ import torch
 from transformers import Cache, GenerationConfig, PreTrainedModel
 from transformers.cache_utils import DummyLayer, DynamicLayer
 
-from ._transformers import attention_implementation, is_stateful
+from ._transformers import attention_implementation
 from .drafters.base import Drafter
 from .drafters.choose import DFLASH_MODELS
 from .drafters.dflash import DFlashDrafter
@@ -29,6 +29,8 @@ SUPPORTED_CACHES = (None, "dynamic")
 # names in `config.layer_types` of layers whose state is in the cache, and of layers without a state
 HYBRID_LAYER_TYPES = ("hybrid", "hybrid_sliding")  # attention and a recurrent state side by side
 RECURRENT_LAYER_TYPES = ("linear_attention", "conv", *HYBRID_LAYER_TYPES, "mlp", "moe")
+# model types without `layer_types` whose only memory is a recurrent state outside of transformers' caches
+RECURRENT_MODEL_TYPES = ("rwkv", "xlstm")
 # After a cached text, these compute something else over several tokens than token by token. The difference may be so
 # small that only fp32 shows it, or so large that the text changes.
 INCONSISTENT_MODEL_TYPES = ("jamba", "nemotron_h", "recurrent_gemma", "zamba2")
@@ -93,10 +95,13 @@ def check_model(model: PreTrainedModel, argument: str = "model", recurrent: bool
 
 
 def _check_layers(model: PreTrainedModel, argument: str, recurrent: bool) -> None:
-    layer_types = set(getattr(text_config(model), "layer_types", None) or ())
+    config = text_config(model)
+    layer_types = set(getattr(config, "layer_types", None) or ())
+    no_attention = config.model_type in RECURRENT_MODEL_TYPES
+    if layer_types:
+        no_attention = layer_types.isdisjoint(MASKED_LAYER_TYPES + HYBRID_LAYER_TYPES)
     supported = MASKED_LAYER_TYPES + (RECURRENT_LAYER_TYPES if recurrent else ())
     unknown = layer_types - set(supported)
-    no_attention = layer_types.isdisjoint(MASKED_LAYER_TYPES + HYBRID_LAYER_TYPES) and is_stateful(model)
     if unknown or no_attention:
         kind = f"layers of type {sorted(unknown)}" if unknown else "only recurrent layers"
         way_out = "call generate without tree_budget" if recurrent else "choose another drafter"

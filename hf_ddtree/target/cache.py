@@ -14,6 +14,8 @@ from transformers.cache_utils import (
     LinearAttentionLayer,
 )
 
+from .._transformers import cached_tokens, crop_rows, past_recording
+
 ATTENTION_LAYERS = (DynamicLayer, DynamicSlidingWindowLayer)
 RECURRENT_LAYERS = (
     LinearAttentionLayer,
@@ -49,17 +51,13 @@ def uncommitted_rows(cache: Cache) -> Iterator[Committed]:
     Args:
         cache: the cache after the prefill.
     """
-    recording = [layer for layer in cache.layers if isinstance(layer, DynamicSlidingWindowLayer | LinearAttentionLayer)]
-    recorded = [layer.record_past for layer in recording]
-    cache.activate_past_recording()
-    committed = Committed(cache.get_seq_length())
-    try:
-        yield committed
-    finally:
-        for layer in cache.layers:
-            layer.crop(-_surplus(layer, committed.length))
-        for layer, record_past in zip(recording, recorded, strict=True):
-            layer.record_past = record_past
+    committed = Committed(cached_tokens(cache))
+    with past_recording(cache):
+        try:
+            yield committed
+        finally:
+            for layer in cache.layers:
+                crop_rows(layer, _surplus(layer, committed.length))
 
 
 def _surplus(layer, length: int) -> int:
@@ -83,8 +81,9 @@ def commit_path(cache: Cache, path: list[int], n_nodes: int) -> None:
         for states in tensors:
             nodes = states[..., -n_nodes:, :]
             nodes[..., : len(path), :] = nodes.index_select(-2, rows_on[states.device])
-    # also if nothing is dropped, because `crop` trims sliding layers back to their window
-    cache.crop(len(path) - n_nodes)
+    # also if nothing is dropped, because this trims sliding layers back to their window
+    for layer in cache.layers:
+        crop_rows(layer, n_nodes - len(path))
 
 
 def _row_tensors(layer) -> list[torch.Tensor]:

@@ -7,7 +7,7 @@ import torch
 from transformers import DynamicCache, PreTrainedModel
 from transformers.cache_utils import DynamicSlidingWindowLayer
 
-from .._transformers import attention_implementation
+from .._transformers import attention_implementation, cached_tokens
 from ..tree import DraftTree
 from .attention import TreeForward, text_config
 from .target import Target
@@ -133,7 +133,7 @@ def _one_by_one(
 
 def _forward(model: PreTrainedModel, tokens: torch.Tensor, cache: DynamicCache) -> torch.Tensor:
     """Return the logits `[n, V]` of a plain causal forward, which extends the cache."""
-    start = cache.get_seq_length()
+    start = cached_tokens(cache)
     positions = torch.arange(start, start + len(tokens), device=tokens.device)
     outputs = model(input_ids=tokens[None], position_ids=positions[None], cache=cache, use_cache=True)
     return outputs.logits[0].to(tokens.device, torch.float32)
