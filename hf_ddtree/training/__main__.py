@@ -1,4 +1,4 @@
-"""Command line: `python -m hf_ddtree.training generate|train|evaluate --help`."""
+"""Train a drafter: generate data with the target, train on it, evaluate the drafter."""
 
 import argparse
 import dataclasses
@@ -7,76 +7,96 @@ import types
 import typing
 
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from ..drafters import load_drafter
-from ..embedded import load_embedded
+from ..embedded import load_models
+from .answers import generate_shards
+from .config import GenerateConfig, TrainConfig
 from .evaluate import evaluate
-from .generate import GenerateConfig, generate_shards
-from .train import TrainConfig, train
+from .train import train
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Run a subcommand."""
-    parser = argparse.ArgumentParser(prog="python -m hf_ddtree.training", description=__doc__)
-    commands = parser.add_subparsers(dest="command", required=True)
-    for name, config_class in (("generate", GenerateConfig), ("train", TrainConfig)):
-        command = commands.add_parser(
-            name, description=config_class.__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-        )
-        add_target_options(command)
-        add_fields(command, config_class)
-    command = commands.add_parser("evaluate", description=evaluate.__doc__)
-    add_target_options(command)
-    command.add_argument("--drafter", required=True, help="path or Hub id")
-    command.add_argument("--prompts", required=True, help="JSONL file or dataset id")
-    command.add_argument("--budgets", type=int, nargs="+", default=[0, 16, 64], help="0 is the chain")
-    command.add_argument("--temperature", type=float, default=0.0)
-    command.add_argument("--max-new-tokens", type=int, default=128)
-    command.add_argument("--seed", type=int, default=0)
-    options = vars(parser.parse_args(arguments))
+    """Run one command.
 
-    name = options.pop("command")
-    target, tokenizer = load_target(options.pop("model"), getattr(torch, options.pop("dtype")), options.pop("threads"))
-    if name == "generate":
-        generate_shards(target, tokenizer, GenerateConfig(**options))
-    elif name == "train":
-        train(target, TrainConfig(**options))
-    else:
-        drafter = load_drafter(options.pop("drafter"), dtype=target.dtype).to(target.device)
-        print(json.dumps(evaluate(target, tokenizer, drafter, **options), indent=1))
-
-
-def add_target_options(parser: argparse.ArgumentParser) -> None:
-    """Options that say which target, and how to run it."""
-    parser.add_argument("--model", default="embedded", help="the target: path, Hub id, or 'embedded'")
-    parser.add_argument("--dtype", default="bfloat16", choices=["float32", "bfloat16", "float16"])
-    parser.add_argument("--threads", type=int, default=None, help="CPU threads of this process")
-
-
-def add_fields(parser: argparse.ArgumentParser, config_class: type) -> None:
-    """One option per field of a config dataclass, with its default."""
-    hints = typing.get_type_hints(config_class)
-    for field in dataclasses.fields(config_class):
-        kind = hints[field.name]
-        if isinstance(kind, types.UnionType):
-            kind = next(option for option in typing.get_args(kind) if option is not types.NoneType)
-        many = {"nargs": "+"} if typing.get_origin(kind) is list else {}
-        kind = typing.get_args(kind)[0] if many else kind
-        required = field.default is dataclasses.MISSING
-        default = {} if required else {"default": field.default}
-        parser.add_argument(f"--{field.name.replace('_', '-')}", type=kind, required=required, **many, **default)
-
-
-def load_target(name: str, dtype: torch.dtype, threads: int | None):
-    """The target and its tokenizer."""
+    Args:
+        arguments: the command line without the program's name. None means `sys.argv[1:]`.
+    """
+    options = vars(_parser().parse_args(arguments))
+    command, threads = options.pop("command"), options.pop("threads")
     if threads is not None:
         torch.set_num_threads(threads)
-    if name == "embedded":
-        return load_embedded(dtype)[:2]
-    device_map = "auto" if torch.cuda.is_available() else None
-    model = AutoModelForCausalLM.from_pretrained(name, dtype=dtype, device_map=device_map)
-    return model, AutoTokenizer.from_pretrained(name)
+    target, tokenizer, drafter = load_models(
+        options.pop("model"),
+        options.pop("drafter", None),
+        getattr(torch, options.pop("dtype")),
+        device_map="auto" if torch.cuda.is_available() else None,
+    )
+    if command == "generate":
+        generate_shards(target, tokenizer, GenerateConfig(**options))
+    elif command == "train":
+        train(target, TrainConfig(**options))
+    else:
+        assert drafter is not None  # --drafter is required
+        table = evaluate(target, tokenizer, drafter.to(target.device), **options)
+        print(json.dumps(table, indent=1))
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m hf_ddtree.training", description=__doc__)
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+
+    text = "Generate training data: the target answers prompts. A second run continues where the first one stopped."
+    generation = commands.add_parser("generate", help="generate training data", description=text)
+    _add_target_options(generation)
+    _add_fields(generation, GenerateConfig)
+
+    text = "Train a drafter on generated data. A run that stopped continues from the checkpoint in --output."
+    training = commands.add_parser("train", help="train a drafter", description=text)
+    _add_target_options(training)
+    _add_fields(training, TrainConfig)
+
+    text = "Print the tokens per round of a drafter inside generate, by kind of prompt and by tree budget."
+    evaluation = commands.add_parser("evaluate", help="evaluate a drafter", description=text)
+    _add_target_options(evaluation)
+    evaluation.add_argument("--drafter", required=True, help="path or Hub id")
+    evaluation.add_argument("--prompts", required=True, help="JSONL file or dataset id")
+    evaluation.add_argument(
+        "--budgets", type=int, nargs="+", default=[0, 16, 64], help="tree budgets. 0 means the chain (default: 0 16 64)"
+    )
+    evaluation.add_argument("--temperature", type=float, default=0.0, help="0 means greedy decoding (default: 0)")
+    evaluation.add_argument("--max-new-tokens", type=int, default=128, help="tokens per answer (default: 128)")
+    evaluation.add_argument("--seed", type=int, default=0, help="seed of every answer (default: 0)")
+    return parser
+
+
+def _add_target_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--model", default="embedded", help="the target: a path, a Hub id, or 'embedded' (the default)")
+    parser.add_argument(
+        "--dtype",
+        default="bfloat16",
+        choices=["float32", "bfloat16", "float16"],
+        help="dtype of the target (default: bfloat16)",
+    )
+    parser.add_argument("--threads", type=int, help="CPU threads of this process. PyTorch chooses by default")
+
+
+def _add_fields(parser: argparse.ArgumentParser, config_class: type) -> None:
+    """Add an option for each field of a dataclass whose fields are annotated with `Annotated[type, help]`."""
+    hints = typing.get_type_hints(config_class, include_extras=True)
+    for field in dataclasses.fields(config_class):
+        kind, text = typing.get_args(hints[field.name])
+        if isinstance(kind, types.UnionType):
+            kind = next(option for option in typing.get_args(kind) if option is not types.NoneType)
+        settings: dict[str, typing.Any] = {"type": kind, "help": text}
+        if typing.get_origin(kind) is list:
+            settings.update(type=typing.get_args(kind)[0], nargs="+")
+        if field.default is dataclasses.MISSING:
+            settings["required"] = True
+        else:
+            settings["default"] = field.default
+        if settings.get("default") is not None:
+            settings["help"] += f" (default: {field.default})"
+        parser.add_argument(f"--{field.name.replace('_', '-')}", **settings)
 
 
 if __name__ == "__main__":

@@ -1,63 +1,81 @@
-"""Held-out acceptance without running the target: its greedy answers are known, so acceptance is a look-up."""
+"""Held-out acceptance without decoding: the target's greedy answers are known, so acceptance is a look-up."""
 
 import torch
 from transformers import PreTrainedModel
 
-from ..drafters import DFlashDraftModel
-from ..tree import DraftTree, build_tree
+from ..build import build_tree
+from ..tree import DraftTree
 from .blocks import draft_blocks, make_batch, target_states
 from .data import Sequence
 
-CHAIN = 0  # as a tree budget: the single most probable path
+CHAIN = 0  # as a tree budget: the chain of the most probable tokens
 
 
 @torch.no_grad()
 def held_out_tokens_per_round(
-    drafter: DFlashDraftModel, target: PreTrainedModel, sequences: list[Sequence], budgets: tuple[int, ...]
+    drafter: PreTrainedModel, target: PreTrainedModel, sequences: list[Sequence], budgets: tuple[int, ...]
 ) -> dict[int, float]:
-    """tokens_per_round of greedy decoding along each sequence, for each tree budget.
+    """Return the tokens per round of greedy decoding along the answers of all sequences, by tree budget.
 
     Args:
-        drafter: in evaluation mode, in the target's dtype.
-        sequences: greedy answers of the target.
+        drafter: a DFlash drafter in evaluation mode and in the target's dtype.
+        target: provides the hidden states, the embedding and the head.
+        sequences: prompts and the target's greedy answers.
         budgets: tree budgets, or `CHAIN`.
     """
     emitted, rounds = dict.fromkeys(budgets, 0), dict.fromkeys(budgets, 0)
-    head, embedding = target.get_output_embeddings(), target.get_input_embeddings()
+    head = target.get_output_embeddings()
     for sequence in sequences:
-        n_anchors = len(sequence.tokens) - 1 - sequence.prompt_length
-        if n_anchors < 1:
-            continue
-        batch = make_batch([sequence], n_anchors, drafter.config.block_size, generator=None).to(target.device)
-        context, _ = target_states(target, batch, drafter.config.target_layer_ids)
-        states = draft_blocks(drafter, drafter.config, embedding, batch, context)[0]
-        draft_logits = [None] * n_anchors
+        states = _states_after_each_root(drafter, target, sequence)
+        # the same logits serve all budgets, and most roots are skipped by all of them
+        draft_logits: dict[int, torch.Tensor] = {}
         for budget in budgets:
-            anchor = 0
-            while anchor < n_anchors:
-                if draft_logits[anchor] is None:
-                    draft_logits[anchor] = head(states[anchor]).float()
-                answer = sequence.tokens[sequence.prompt_length + anchor + 1 :].tolist()
-                kept = accepted_length(draft(draft_logits[anchor], budget), answer[:-1])
+            root = 0
+            while root < len(states):
+                if root not in draft_logits:
+                    draft_logits[root] = head(states[root]).float()
+                answer = sequence.tokens[sequence.prompt_length + root + 1 : -1].tolist()
+                kept = accepted_length(tree_of_budget(draft_logits[root], budget), answer)
                 emitted[budget] += kept + 1
                 rounds[budget] += 1
-                anchor += kept + 1
+                root += kept + 1
     return {budget: emitted[budget] / max(1, rounds[budget]) for budget in budgets}
 
 
-def draft(draft_logits: torch.Tensor, budget: int) -> DraftTree:
-    """The tree of a budget, or the chain of the most probable tokens."""
+def _states_after_each_root(drafter: PreTrainedModel, target: PreTrainedModel, sequence: Sequence) -> torch.Tensor:
+    """Return the drafter's states `[roots, depth, H]`, a block for each answer token except the last."""
+    n_roots = len(sequence.tokens) - 1 - sequence.prompt_length
+    if n_roots < 1:
+        return torch.empty(0)
+    batch = make_batch([sequence], n_roots, drafter.config.block_size, generator=None).to(target.device)
+    context, _ = target_states(target, batch, drafter.config.target_layer_ids)
+    return draft_blocks(drafter, drafter.config, target.get_input_embeddings(), batch, context)[0]
+
+
+def tree_of_budget(draft_logits: torch.Tensor, budget: int) -> DraftTree:
+    """Return the tree that the drafter proposes within a budget.
+
+    Args:
+        draft_logits: `[depth, V]` float.
+        budget: the number of drafted nodes, or `CHAIN` for the chain of the most probable tokens.
+    """
     if budget != CHAIN:
         return build_tree(draft_logits, budget)
-    chain = draft_logits.argmax(-1).tolist()
-    return DraftTree.from_lists([-1, *chain], list(range(-1, len(chain))))
+    unknown_root = -1
+    return DraftTree.chain([unknown_root, *draft_logits.argmax(-1).tolist()])
 
 
 def accepted_length(tree: DraftTree, answer: list[int]) -> int:
-    """How many tokens of `answer` the walk finds in the tree."""
+    """Return how many drafted tokens a greedy walk accepts.
+
+    Args:
+        tree: the drafted tree.
+        answer: the target's tokens after the root.
+    """
     node = 0
     for kept, token in enumerate(answer):
-        node = tree.child(node, token)
-        if node is None:
+        child = tree.child(node, token)
+        if child is None:
             return kept
+        node = child
     return len(answer)

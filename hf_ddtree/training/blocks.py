@@ -1,9 +1,10 @@
-"""From sequences to what the drafter is trained on: many blocks per sequence in one forward."""
+"""What the drafter is trained on: many blocks per sequence, drafted in one forward."""
 
 from dataclasses import dataclass
 
 import torch
-from transformers import PreTrainedModel
+from torch import nn
+from transformers import PreTrainedConfig, PreTrainedModel
 
 from ..drafters.dflash import embed_without_norm
 from .data import Sequence
@@ -18,8 +19,8 @@ class Batch:
     Args:
         tokens: `[B, L]` int64, right-padded with 0.
         valid: `[B, L]` bool, False at padding.
-        anchors: `[B, A]` int64, the index of each block's root.
-        labels: `[B, A, depth]` int64, the tokens after the root; `IGNORED` past the end and in unused blocks.
+        anchors: `[B, A]` int64, the index of the root of each block.
+        labels: `[B, A, depth]` int64, the tokens after the root. `IGNORED` past the end and in unused blocks.
     """
 
     tokens: torch.Tensor
@@ -27,17 +28,21 @@ class Batch:
     anchors: torch.Tensor
     labels: torch.Tensor
 
-    def to(self, device) -> "Batch":
+    def to(self, device: torch.device | str) -> "Batch":
+        """Return the batch with all tensors on a device."""
         return Batch(*(tensor.to(device) for tensor in vars(self).values()))
 
 
 def make_batch(sequences: list[Sequence], n_anchors: int, block_size: int, generator: torch.Generator | None) -> Batch:
-    """Pad sequences and choose the roots of `n_anchors` blocks in each answer.
+    """Pad sequences and choose the roots of up to `n_anchors` blocks in each answer.
 
     A root is a generated token with at least one successor. Shorter answers leave blocks unused.
 
     Args:
-        generator: chooses the roots; None takes the first ones in order.
+        sequences: the rows of the batch.
+        n_anchors: blocks per sequence.
+        block_size: tokens per block, root included.
+        generator: chooses the roots. None takes the first ones in order.
     """
     length = max(len(sequence.tokens) for sequence in sequences)
     tokens = torch.zeros(len(sequences), length + block_size, dtype=torch.long)
@@ -60,7 +65,16 @@ def make_batch(sequences: list[Sequence], n_anchors: int, block_size: int, gener
 
 @torch.no_grad()
 def target_states(target: PreTrainedModel, batch: Batch, layer_ids: list[int]) -> tuple[torch.Tensor, torch.Tensor]:
-    """The tapped hidden states, `[B, L, taps * H]`, and the states the head reads, `[B, L, H]`."""
+    """Return the target's hidden states of all tokens of a batch.
+
+    Args:
+        target: the model to run.
+        batch: on the target's device.
+        layer_ids: the layers to tap, from 0.
+
+    Returns:
+        The tapped states `[B, L, taps * H]`, and the states `[B, L, H]` that the target's head reads.
+    """
     taps = [layer + 1 for layer in layer_ids]
     outputs = target.base_model(
         input_ids=batch.tokens, attention_mask=batch.valid.long(), output_hidden_states=taps, use_cache=False
@@ -69,36 +83,55 @@ def target_states(target: PreTrainedModel, batch: Batch, layer_ids: list[int]) -
     return states, outputs.last_hidden_state
 
 
-def draft_blocks(drafter, config, embedding, batch: Batch, context: torch.Tensor) -> torch.Tensor:
-    """The drafter's states for all blocks at once: `[B, A, depth, H]`, where row k-1 predicts the root's k-th successor.
+def draft_blocks(
+    drafter: nn.Module, config: PreTrainedConfig, embedding: nn.Embedding, batch: Batch, context: torch.Tensor
+) -> torch.Tensor:
+    """Run the drafter over all blocks of a batch at once.
 
-    Each block sees the context before its root and itself; a mask keeps the blocks of a sequence apart.
+    Each block sees the context before its root and itself. A mask hides the other blocks of the sequence.
 
     Args:
-        drafter: the model, possibly wrapped for distributed training.
-        config: its config.
-        embedding: the target's.
-        context: `[B, L, taps * H]`.
+        drafter: a `DFlashDraftModel`, possibly wrapped for distributed training.
+        config: the drafter's config, with a block size and a mask token.
+        embedding: the target's embedding.
+        batch: the blocks.
+        context: `[B, L, taps * H]`, the tapped states in the drafter's scale.
+
+    Returns:
+        `[B, A, depth, H]`. Row k - 1 of a block predicts the k-th token after the root.
     """
     n_batch, n_blocks = batch.anchors.shape
     size, length, device = config.block_size, context.shape[1], context.device
     block_ids = torch.full((n_batch, n_blocks, size), config.mask_token_id, device=device)
     block_ids[..., 0] = batch.tokens.gather(1, batch.anchors)
-    embeds = embed_without_norm(embedding, block_ids.flatten(1)).to(context.dtype)
     block_positions = (batch.anchors[..., None] + torch.arange(size, device=device)).flatten(1)
     context_positions = torch.arange(length, device=device).expand(n_batch, -1)
-
-    roots = batch.anchors.repeat_interleave(size, dim=1)[..., None]
-    sees_context = torch.arange(length, device=device) < roots
-    block_of = torch.arange(n_blocks, device=device).repeat_interleave(size)
-    sees_block = (block_of[:, None] == block_of).expand(n_batch, -1, -1)
-    visible = torch.cat([sees_context, sees_block], dim=2)[:, None]
-    mask = torch.zeros(visible.shape, dtype=context.dtype, device=device)
-    mask.masked_fill_(~visible, torch.finfo(context.dtype).min)
     states = drafter(
-        noise_embeds=embeds,
+        noise_embeds=embed_without_norm(embedding, block_ids.flatten(1)).to(context.dtype),
         context_hidden_states=context,
         position_ids=torch.cat([context_positions, block_positions], dim=1),
-        attention_mask=mask,
+        attention_mask=_block_mask(batch.anchors, size, length, context.dtype),
     ).last_hidden_state
     return states.unflatten(1, (n_blocks, size))[:, :, 1:]
+
+
+def _block_mask(anchors: torch.Tensor, block_size: int, length: int, dtype: torch.dtype) -> torch.Tensor:
+    """Return the additive mask of blocks that see the context before their root and themselves.
+
+    Args:
+        anchors: `[B, A]` int64, the index of the root of each block.
+        block_size: tokens per block, root included.
+        length: L, the tokens of the context.
+        dtype: of the mask.
+
+    Returns:
+        `[B, 1, A * block_size, L + A * block_size]`, 0 where a token is visible.
+    """
+    n_batch, n_blocks = anchors.shape
+    roots = anchors.repeat_interleave(block_size, dim=1)[..., None]
+    sees_context = torch.arange(length, device=anchors.device) < roots
+    block_of = torch.arange(n_blocks, device=anchors.device).repeat_interleave(block_size)
+    sees_block = (block_of[:, None] == block_of).expand(n_batch, -1, -1)
+    visible = torch.cat([sees_context, sees_block], dim=2)[:, None]
+    mask = torch.zeros(visible.shape, dtype=dtype, device=anchors.device)
+    return mask.masked_fill_(~visible, torch.finfo(dtype).min)

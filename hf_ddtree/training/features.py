@@ -1,4 +1,4 @@
-"""The target's hidden states of all training data on disk, one file per shard: computed once, read in every epoch."""
+"""The target's hidden states of all training data, in a file per shard: computed once and read in every epoch."""
 
 import hashlib
 from itertools import groupby
@@ -10,6 +10,7 @@ from safetensors.torch import save_file
 from tqdm import tqdm
 from transformers import PreTrainedModel
 
+from ..files import write_then_rename
 from .blocks import make_batch, target_states
 from .data import Sequence
 
@@ -23,49 +24,85 @@ def compute_features(
     process_index: int = 0,
     num_processes: int = 1,
 ) -> None:
-    """Write the states of every shard that has no file yet: tapped `[T, taps * H]` and last `[T, H]`, in its order.
+    """Write the hidden states of every shard that has no file yet: `tapped` `[T, taps * H]` and `last` `[T, H]`.
 
-    `sequences` are all sequences of their shards. Of several processes each writes its part of the shards.
+    T counts the tokens of a shard, in the shard's order.
+
+    Args:
+        target: the model to run.
+        sequences: all sequences of their shards.
+        layer_ids: the layers to tap, from 0.
+        folder: where to write.
+        batch_size: sequences per forward.
+        process_index: this process, from 0. Each process writes its part of the shards.
+        num_processes: the number of processes.
 
     Raises:
-        ValueError: if `folder` holds states of other layers, another target or other tokens.
+        ValueError: if `folder` holds the states of other layers, of another target or of other tokens.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    layers = " ".join(map(str, layer_ids))
-    target_name = f"{target.config.name_or_path} {target.dtype}"
     shards = [list(group) for _, group in groupby(sequences, key=lambda sequence: sequence.shard)]
     mine = shards[process_index::num_processes]
     for shard in tqdm(mine, desc="hidden states", unit="shard", disable=process_index > 0):
         path = folder / shard[0].shard
-        tokens = hashlib.sha256(torch.cat([sequence.tokens for sequence in shard]).numpy().tobytes()).hexdigest()
-        wanted = {"layer_ids": layers, "target": target_name, "tokens": tokens}
+        metadata = {
+            "layer_ids": " ".join(map(str, layer_ids)),
+            "target": f"{target.config.name_or_path} {target.dtype}",
+            "tokens": hashlib.sha256(torch.cat([sequence.tokens for sequence in shard]).numpy().tobytes()).hexdigest(),
+        }
         if path.exists():
-            with safe_open(path, framework="pt") as file:
-                differing = [name for name, value in wanted.items() if (file.metadata() or {}).get(name) != value]
-            if differing:
-                raise ValueError(
-                    f"{path} was computed with other {', '.join(differing)}; choose another --features folder."
-                )
+            _check_metadata(path, metadata)
             continue
-        tapped, last = [None] * len(shard), [None] * len(shard)
-        by_length = sorted(range(len(shard)), key=lambda i: len(shard[i].tokens))  # little padding
-        for start in range(0, len(shard), batch_size):
-            part = by_length[start : start + batch_size]
-            batch = make_batch([shard[i] for i in part], 1, 2, generator=None).to(target.device)
-            for kept, states in zip((tapped, last), target_states(target, batch, layer_ids)):
-                for i, row in zip(part, states):
-                    kept[i] = row[: len(shard[i].tokens)].cpu()
-        unfinished = path.with_suffix(".unfinished")
-        save_file({"tapped": torch.cat(tapped), "last": torch.cat(last)}, unfinished, wanted)
-        unfinished.replace(path)
+        _write(path, _shard_states(target, shard, layer_ids, batch_size), metadata)
 
 
-def read_features(folder: Path, sequences: list[Sequence]) -> list[torch.Tensor]:
-    """The tapped states of some sequences, `[B, L, taps * H]`, and the last ones, `[B, L, H]`, padded with zeros."""
-    rows = {"tapped": [], "last": []}
+def _check_metadata(path: Path, wanted: dict[str, str]) -> None:
+    with safe_open(path, framework="pt") as file:
+        found = file.metadata() or {}
+    differing = [name for name, value in wanted.items() if found.get(name) != value]
+    if differing:
+        raise ValueError(
+            f"{path} was computed for other settings ({', '.join(differing)}), so this run cannot use it. "
+            "Choose another --features folder."
+        )
+
+
+def _write(path: Path, tensors: dict[str, torch.Tensor], metadata: dict[str, str]) -> None:
+    write_then_rename(path, lambda unfinished: save_file(tensors, unfinished, metadata))
+
+
+def _shard_states(
+    target: PreTrainedModel, shard: list[Sequence], layer_ids: list[int], batch_size: int
+) -> dict[str, torch.Tensor]:
+    tapped = [torch.empty(0)] * len(shard)
+    last = [torch.empty(0)] * len(shard)
+    by_length = sorted(range(len(shard)), key=lambda i: len(shard[i].tokens))  # this keeps the padding small
+    for start in range(0, len(shard), batch_size):
+        indices = by_length[start : start + batch_size]
+        batch = make_batch([shard[i] for i in indices], n_anchors=1, block_size=2, generator=None).to(target.device)
+        tapped_rows, last_rows = target_states(target, batch, layer_ids)
+        for row, i in enumerate(indices):
+            length = len(shard[i].tokens)
+            tapped[i] = tapped_rows[row, :length].cpu()
+            last[i] = last_rows[row, :length].cpu()
+    return {"tapped": torch.cat(tapped), "last": torch.cat(last)}
+
+
+def read_features(folder: Path, sequences: list[Sequence]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Read the hidden states of sequences, padded with zeros.
+
+    Args:
+        folder: where `compute_features` wrote them.
+        sequences: read from shards, in any order.
+
+    Returns:
+        The tapped states `[B, L, taps * H]`, and the states `[B, L, H]` that the target's head reads.
+    """
+    tapped, last = [], []
     for sequence in sequences:
         end = sequence.offset + len(sequence.tokens)
         with safe_open(folder / sequence.shard, framework="pt") as file:
-            for name in rows:
-                rows[name].append(file.get_slice(name)[sequence.offset : end])
-    return [torch.nn.utils.rnn.pad_sequence(states, batch_first=True) for states in rows.values()]
+            tapped.append(file.get_slice("tapped")[sequence.offset : end])
+            last.append(file.get_slice("last")[sequence.offset : end])
+    pad = torch.nn.utils.rnn.pad_sequence
+    return pad(tapped, batch_first=True), pad(last, batch_first=True)

@@ -1,11 +1,13 @@
-"""The training loss: position-decayed cross-entropy and divergence from the target, over part of the vocabulary."""
+"""The training loss: position-weighted cross-entropy and divergence from the target, over part of the vocabulary."""
+
+from typing import Any
 
 import torch
 from torch.nn import functional as F
 
 from .blocks import IGNORED
 
-MAX_LOGITS = 2**21  # at once, in elements
+MAX_LOGITS = 2**21  # elements that are in memory at once
 
 
 def candidate_tokens(
@@ -15,13 +17,18 @@ def candidate_tokens(
     vocab_size: int,
     generator: torch.Generator | None = None,
 ) -> torch.Tensor:
-    """The tokens a sampled softmax runs over, sorted: all labels, frequent tokens, and random others.
+    """Return the tokens that a sampled softmax runs over: all labels, the frequent tokens and random tokens.
 
     Args:
-        labels: any shape, with `IGNORED` entries.
-        frequent: `[F]` token ids that are always among them.
-        n_negatives: how many to draw at random; 0 or less together with an empty `frequent` means all tokens.
-        generator: draws them, on the CPU.
+        labels: int64 of any shape, with `IGNORED` entries.
+        frequent: `[F]` token ids that are always included.
+        n_negatives: how many tokens to draw at random. If it is 0 or less and `frequent` is empty, the softmax runs
+            over the whole vocabulary.
+        vocab_size: V.
+        generator: draws the random tokens. It must be a CPU generator.
+
+    Returns:
+        `[C]` int64 on the device of `labels`, sorted and without duplicates.
     """
     if n_negatives <= 0 and len(frequent) == 0:
         return torch.arange(vocab_size, device=labels.device)
@@ -38,21 +45,23 @@ def draft_loss(
     target_states: torch.Tensor | None = None,
     kl_weight: float = 0.0,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """sum_k w_k [(1 - a) CE_k + a KL_k] / sum_k w_k with w_k = exp(-(k - 1) / decay), over all predicted tokens.
+    """Compute sum_k w_k [(1 - a) CE_k + a KL_k] / sum_k w_k with w_k = exp(-(k - 1) / decay).
 
-    CE_k = -log q_k(label) and KL_k = KL(p_k || q_k), q and p restricted to the candidates.
+    The sums run over all predicted tokens, and k is the position of a token in its block, from 1. CE_k is
+    -log q_k(label) and KL_k is KL(p_k || q_k). Both q and p are restricted to the candidates.
 
     Args:
-        states: `[.., depth, H]`, the drafter's.
-        labels: `[.., depth]`, `IGNORED` where there is nothing to predict.
-        head: `[V, H]`, the target's, frozen.
-        candidates: `[C]` sorted token ids that hold every label.
+        states: `[.., depth, H]`, the drafter's hidden states.
+        labels: `[.., depth]` int64, `IGNORED` where there is nothing to predict.
+        head: `[V, H]`, the target's head, frozen.
+        candidates: `[C]` int64, sorted token ids that include every label.
         decay: in positions.
-        target_states: `[.., depth, H]`, what the target's head reads at the same positions; needed for `kl_weight` > 0.
-        kl_weight: a.
+        target_states: `[.., depth, H]`, what the target's head reads at the same positions. It is required if
+            `kl_weight` is above 0.
+        kl_weight: a, from 0 to 1.
 
     Returns:
-        The loss, and `[depth, 2]`: how many predictions were right and how many were made, per position.
+        The loss, and `[depth, 2]`: the number of right predictions and of all predictions at each position.
     """
     depth = labels.shape[-1]
     mask = labels != IGNORED
@@ -60,7 +69,7 @@ def draft_loss(
     weights = torch.exp(-level / decay)
     head = head[candidates]
     predicted, wanted = states[mask], torch.searchsorted(candidates, labels[mask])
-    teacher = target_states[mask] if kl_weight > 0 else None
+    teacher = None if target_states is None or kl_weight <= 0 else target_states[mask]
     losses, right = _RowLosses.apply(predicted, wanted, teacher, head, weights / weights.sum(), kl_weight)
     counts = torch.zeros(depth, 2, device=labels.device)
     counts.index_add_(0, level, torch.stack([right, torch.ones_like(right)], dim=1))
@@ -68,14 +77,22 @@ def draft_loss(
 
 
 class _RowLosses(torch.autograd.Function):
-    """w [(1 - a) CE + a KL] per row; its gradient by the logits is w (q - t) with t = (1 - a) 1[label] + a p.
+    """Compute w [(1 - a) CE + a KL] per row.
 
-    The gradient is taken in the forward pass, some rows at a time: the logits of all rows would fit no cache and, with a
-    large vocabulary, no GPU.
+    The gradient by the logits is w (q - t) with t = (1 - a) 1[label] + a p. The forward pass computes it together with
+    the loss, some rows at a time. The logits of all rows fit into no cache, and of a large vocabulary into no GPU.
     """
 
     @staticmethod
-    def forward(ctx, predicted, wanted, teacher, head, weights, kl_weight):
+    def forward(
+        ctx: Any,
+        predicted: torch.Tensor,  # [R, H]
+        wanted: torch.Tensor,  # [R] int64, as indices into the head
+        teacher: torch.Tensor | None,  # [R, H]
+        head: torch.Tensor,  # [C, H]
+        weights: torch.Tensor,  # [R]
+        kl_weight: float,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         gradient = torch.empty_like(predicted)
         losses, right = (torch.empty(len(wanted), device=wanted.device) for _ in range(2))
         for rows in torch.arange(len(wanted), device=wanted.device).split(max(1, MAX_LOGITS // len(head))):
@@ -85,7 +102,7 @@ class _RowLosses(torch.autograd.Function):
             log_q = logits.log_softmax(-1)
             loss = (kl_weight - 1) * log_q.gather(1, label)[:, 0]
             by_logits = log_q.exp().scatter_add_(1, label, torch.full_like(weight, kl_weight - 1))
-            if kl_weight > 0:
+            if teacher is not None:
                 log_p = F.linear(teacher[rows], head).float().log_softmax(-1)
                 p = log_p.exp()
                 loss += kl_weight * (p * (log_p - log_q)).sum(-1)
@@ -97,6 +114,6 @@ class _RowLosses(torch.autograd.Function):
         return losses, right
 
     @staticmethod
-    def backward(ctx, by_losses, _):
+    def backward(ctx: Any, by_losses: torch.Tensor, _: Any) -> tuple[torch.Tensor | None, ...]:
         (gradient,) = ctx.saved_tensors
         return gradient * by_losses[:, None].to(gradient.dtype), None, None, None, None, None

@@ -1,25 +1,27 @@
-"""Prompts to generate training data from: a file, a dataset, or the target's own imagination."""
+"""Prompts for training data and evaluation: from a file, from a dataset, or written by the target itself."""
 
 import json
 from pathlib import Path
+from typing import Any
 
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-MARKER = "\u241e"  # stands for the user's words when looking at what a chat template puts around them
+MARKER = "\u241e"  # stands in for the user's words, to find what a chat template puts around them
+MIN_USER_TOKENS = 4
 MAX_USER_TOKENS = 96
 SELF_INSTRUCT_SAMPLING = {"do_sample": True, "temperature": 1.0, "top_k": 50}
 
 
-def read_prompts(source: str) -> list[dict]:
-    """Prompts as `{"messages": [...], "kind": ...}`.
+def read_prompts(source: str) -> list[dict[str, Any]]:
+    """Read prompts as `{"messages": [...], "kind": ...}`.
 
     Args:
-        source: a JSONL file with a "prompt" (text) or "messages" (chat) per line and optionally a "kind", or the id of a
-            dataset with such columns (needs the package `datasets`).
+        source: a JSONL file, or the id of a dataset (this needs the package `datasets`). Each row has a "prompt" (text)
+            or "messages" (chat), and optionally a "kind". Answers at the end of a chat are dropped.
 
     Raises:
-        ValueError: for a line without a prompt, naming file and line.
+        ValueError: for a line or an entry without a prompt. The message names the file and the line.
     """
     path = Path(source)
     if path.suffix == ".jsonl":
@@ -32,26 +34,36 @@ def read_prompts(source: str) -> list[dict]:
     return [_as_messages(row, source, number) for number, row in enumerate(rows, 1)]
 
 
-def _parse(line: str, source: str, number: int) -> dict:
+def _parse(line: str, source: str, number: int) -> Any:
     try:
         return json.loads(line)
     except json.JSONDecodeError as error:
-        raise ValueError(f"{source}, line {number}: no JSON ({error}).") from error
+        raise ValueError(
+            f"{source}, line {number} is not JSON ({error}). "
+            "Each line must be a JSON object with a text in 'prompt' or a chat in 'messages'."
+        ) from error
 
 
-def _as_messages(row: dict, source: str, number: int) -> dict:
+def _as_messages(row: Any, source: str, number: int) -> dict[str, Any]:
     row = row if isinstance(row, dict) else {}
     messages = row.get("messages") or [{"role": "user", "content": row.get("prompt")}]
     # an answer in the data is not the target's own
     while messages and messages[-1].get("role") == "assistant":
         messages = messages[:-1]
     if not messages or not all(isinstance(message.get("content"), str) for message in messages):
-        raise ValueError(f"{source}, entry {number}: expected a text in 'prompt' or a chat in 'messages'.")
+        raise ValueError(
+            f"{source}, entry {number} has no prompt. Each entry must have a text in 'prompt' or a chat in 'messages'."
+        )
     return {"messages": messages, "kind": row.get("kind", "all")}
 
 
-def tokenize(tokenizer: PreTrainedTokenizerBase, messages: list[dict]) -> list[int]:
-    """The prompt's tokens up to where the answer begins; plain text if the tokenizer has no chat template."""
+def tokenize(tokenizer: PreTrainedTokenizerBase, messages: list[dict[str, str]]) -> list[int]:
+    """Return the tokens of a prompt up to the beginning of the answer.
+
+    Args:
+        tokenizer: the target's. Without a chat template the messages are joined as plain text.
+        messages: a chat in the format of `apply_chat_template`.
+    """
     if tokenizer.chat_template is None:
         return tokenizer("\n".join(message["content"] for message in messages))["input_ids"]
     return tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=True)["input_ids"]
@@ -59,16 +71,26 @@ def tokenize(tokenizer: PreTrainedTokenizerBase, messages: list[dict]) -> list[i
 
 @torch.no_grad()
 def self_instruct(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, n: int) -> list[list[int]]:
-    """Prompts, as tokens, that the target writes itself: it is given the opening of a user turn and continues it.
+    """Let the target write prompts: it gets the opening of a user turn and continues it.
 
-    The global random generator decides; turns that do not end within `MAX_USER_TOKENS`, or hold fewer than 4 tokens,
-    are dropped, so that fewer than `n` may come back.
+    The global random generator draws the tokens.
+
+    Args:
+        model: the target.
+        tokenizer: its tokenizer.
+        n: how many turns to generate.
+
+    Returns:
+        The tokens of at most `n` prompts. Turns that do not end within `MAX_USER_TOKENS`, or that have fewer than
+        `MIN_USER_TOKENS` tokens, are dropped.
 
     Raises:
         ValueError: if the tokenizer has no chat template.
     """
     if tokenizer.chat_template is None:
-        raise ValueError("self-instruct needs a tokenizer with a chat template; give --prompts instead.")
+        raise ValueError(
+            "The tokenizer has no chat template, so the target cannot write a user's turn. Pass prompts with --prompts."
+        )
     chat = tokenizer.apply_chat_template(
         [{"role": "user", "content": MARKER}], add_generation_prompt=True, tokenize=False
     )
@@ -83,4 +105,4 @@ def self_instruct(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, n:
         **SELF_INSTRUCT_SAMPLING,
     )[:, len(opening) :].tolist()
     ended = (turn[: turn.index(closing[0])] for turn in turns if closing[0] in turn)
-    return [opening + turn + closing for turn in ended if len(turn) >= 4]
+    return [opening + turn + closing for turn in ended if len(turn) >= MIN_USER_TOKENS]
