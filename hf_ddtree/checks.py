@@ -1,13 +1,14 @@
 """Every refusal of a request, at entry: what cannot work raises a ValueError that names the argument and the way out.
 
-Each check has one subject: the options, the model, the settings, the arguments, the inputs, the drafter, the attention.
-enable.py calls them in this order, before anything runs.
+Each check has one subject: the class, the options, the model, the settings, the arguments, the inputs, the drafter, the
+attention, the budget. enable.py calls them in this order, before anything runs. What shows only later is refused where
+it shows: a wrong tree forward in target/selfcheck.py, a wrong checkpoint in drafters/load.py.
 """
 
 from typing import Any, NoReturn
 
 import torch
-from transformers import Cache, GenerationConfig, PreTrainedModel
+from transformers import Cache, GenerationConfig, GenerationMixin, PreTrainedModel
 from transformers.cache_utils import DummyLayer, DynamicLayer
 
 from ._transformers import attention_implementation
@@ -34,6 +35,30 @@ RECURRENT_MODEL_TYPES = ("rwkv", "xlstm")
 # After a cached text, these compute something else over several tokens than token by token. The difference may be so
 # small that only fp32 shows it, or so large that the text changes.
 INCONSISTENT_MODEL_TYPES = ("jamba", "nemotron_h", "recurrent_gemma", "zamba2")
+
+
+def check_class(model: object) -> None:
+    """Raise a ValueError for an object that is not a causal LM of transformers.
+
+    Args:
+        model: what the user passed to `enable`.
+    """
+    if not isinstance(model, PreTrainedModel) or not isinstance(model, GenerationMixin):
+        raise ValueError(
+            f"model: hf_ddtree.enable takes a transformers causal LM, not a {type(model).__name__}. For a wrapped "
+            "model (PEFT, torch.compile) enable the model inside, for example "
+            "hf_ddtree.enable(peft_model.get_base_model())."
+        )
+
+
+def check_options(options: dict[str, Any]) -> None:
+    """Raise a ValueError for tree options without `tree_budget`.
+
+    Args:
+        options: the tree options of the call by name, at least one.
+    """
+    if "tree_budget" not in options:
+        raise ValueError(f"{sorted(options)} need tree_budget, the number of drafted nodes per round; pass it too.")
 
 
 def check_tree_config(config: TreeConfig) -> None:

@@ -58,12 +58,7 @@ def enable(model: PreTrainedModel) -> PreTrainedModel:
         >>> hf_ddtree.enable(model)
         >>> output = model.generate(**inputs, assistant_model=drafter, tree_budget=64)
     """
-    if not isinstance(model, PreTrainedModel) or not isinstance(model, GenerationMixin):
-        raise ValueError(
-            f"model: hf_ddtree.enable takes a transformers causal LM, not a {type(model).__name__}. For a wrapped "
-            "model (PEFT, torch.compile) enable the model inside, for example "
-            "hf_ddtree.enable(peft_model.get_base_model())."
-        )
+    checks.check_class(model)
     if isinstance(model, TreeGenerationMixin):
         return model
     checks.check_model(model)
@@ -153,8 +148,7 @@ def _tree_config(generation_config: GenerationConfig) -> TreeConfig | None:
     options = {name: value for name in TREE_OPTIONS if (value := getattr(generation_config, name, None)) is not None}
     if not options:
         return None
-    if "tree_budget" not in options:
-        raise ValueError(f"{sorted(options)} need tree_budget, the number of drafted nodes per round; pass it too.")
+    checks.check_options(options)
     return TreeConfig(**options)
 
 
