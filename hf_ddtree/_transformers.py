@@ -24,7 +24,7 @@ from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer, Li
 from transformers.utils import ModelOutput
 
 
-def prefill(
+def run_prefill(
     model: PreTrainedModel, input_ids: torch.Tensor, generation_config: GenerationConfig, model_kwargs: dict[str, Any]
 ) -> ModelOutput:
     """Run the prompt through the model as plain `generate` does, in chunks if `prefill_chunk_size` asks for them.

