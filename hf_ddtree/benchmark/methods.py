@@ -1,15 +1,15 @@
-"""The ways to generate that are compared."""
+"""The ways to generate that the benchmark compares."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 from transformers import GenerationMixin, PreTrainedModel
 
-from ..drafters import DFlashTreeGenerator, DraftSampling
-from ..tree import POLICIES, DraftTree
+from ..drafters.chain import chain_drafter
 
 PLAIN = "plain"
-NATIVE_LOOK_UP_TOKENS = 10
+NATIVE_LOOKUP_TOKENS = 10
 
 
 @dataclass(frozen=True)
@@ -17,42 +17,37 @@ class Method:
     """A way to call `generate`.
 
     Args:
-        name: in tables and plots.
-        arguments: makes the keyword arguments of one call, beside those all methods share.
-        tree_budget: a tree's, None for everything else.
+        name: its name in tables and plots.
+        arguments: returns the keyword arguments of one call, in addition to those that all methods share. It is called
+            once per answer, because a drafter object serves one call.
+        tree_budget: the budget of a tree, None for every other method.
     """
 
     name: str
-    arguments: Callable[[], dict]
+    arguments: Callable[[], dict[str, Any]]
     tree_budget: int | str | None = None
 
 
-class ChainGenerator(DFlashTreeGenerator):
-    """DFlash without a tree: the single most probable path, whatever the budget."""
-
-    def get_candidates(self, input_ids, tree_budget, max_depth):
-        draft_logits = self.sampling.warp(self.draft(int(input_ids[0, -1]))[:max_depth])
-        chain = draft_logits.argmax(-1).tolist()
-        return DraftTree.from_lists([int(input_ids[0, -1]), *chain], list(range(-1, len(chain))))
-
-
-def chain_generator(drafter: PreTrainedModel, target: PreTrainedModel) -> ChainGenerator:
-    """A `ChainGenerator` for one call with the target's own settings."""
-    return ChainGenerator(drafter, target, DraftSampling(target.generation_config, POLICIES["target"]))
-
-
 def methods(target: PreTrainedModel, drafter: PreTrainedModel | None, tree_budgets: list[int | str]) -> list[Method]:
-    """Plain generate, what transformers has, the chain of a DFlash drafter, and trees of the given budgets."""
+    """Return plain generate, transformers' own methods, the chain of a DFlash drafter, and one tree per budget.
+
+    Args:
+        target: the enabled target.
+        drafter: a DFlash model, a causal LM, or None for trees from prompt look-up.
+        tree_budgets: the budgets of the trees.
+    """
     result = [
         Method(PLAIN, dict),
-        Method("native look-up", lambda: {"prompt_lookup_num_tokens": NATIVE_LOOK_UP_TOKENS}),
+        Method("native look-up", lambda: {"prompt_lookup_num_tokens": NATIVE_LOOKUP_TOKENS}),
     ]
     if isinstance(drafter, GenerationMixin):
         result.append(Method("native assisted", lambda: {"assistant_model": drafter}))
     elif drafter is not None:
-        result.append(Method("chain", lambda: {"assistant_model": chain_generator(drafter, target), "tree_budget": 1}))
-    result += [
-        Method(f"tree {budget}", lambda budget=budget: {"assistant_model": drafter, "tree_budget": budget}, budget)
-        for budget in tree_budgets
-    ]
-    return result
+        # a chain has the depth of the block, whatever the budget
+        result.append(Method("chain", lambda: {"assistant_model": chain_drafter(drafter, target), "tree_budget": 1}))
+    return result + [_tree_method(drafter, tree_budget) for tree_budget in tree_budgets]
+
+
+def _tree_method(drafter: PreTrainedModel | None, tree_budget: int | str) -> Method:
+    arguments = {"assistant_model": drafter, "tree_budget": tree_budget}
+    return Method(f"tree {tree_budget}", lambda: arguments, tree_budget)

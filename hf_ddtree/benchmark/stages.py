@@ -1,86 +1,84 @@
-"""Where the time of a round goes: a pass of its own, because waiting for the device between stages costs speed.
+"""The timing pass: where the time of a round goes.
 
-Its rows stand in the same file as the others, marked "pass": "timing", since they need the same description of prompt,
-method and machine, and one file cannot lose its other half.
+It is a pass of its own, because waiting for the device between stages costs speed. Its rows stand in the same file as
+those of the speed pass, marked "pass": "timing".
 """
 
+from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import nn
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedModel
 
-from .measure import generation_settings, now, tokenized
+from ..target.timing import now
+from .case import Case
 from .methods import Method
+from .rows import Row
 
 STAGES = ("draft", "verify", "walk", "commit")
 FORWARDS = ("drafter forward", "target forward")
 
 
-def measure_stages(
-    target: PreTrainedModel,
-    tokenizer: PreTrainedTokenizerBase,
-    prompt: dict,
-    methods: list[Method],
-    temperature: float,
-    max_new_tokens: int,
-    seed: int,
-) -> list[dict]:
-    """Generate once more with every method that decodes in rounds, and time their stages.
+def timing_rows(case: Case, methods: list[Method]) -> list[Row]:
+    """Generate once more with every method that decodes in rounds, and time the stages.
 
-    "draft" is everything that makes the tree, the drafter's forward and the head on its states included; "verify" is
-    the mask and the target's forward; "walk" chooses tokens; "commit" keeps what was accepted. The two forwards within
-    these are timed as well, so that the rest, the host's share, can be told from them.
+    "draft" is everything that makes the tree, including the drafter's forward and the head on its states. "verify" is
+    the mask and the target's forward, "walk" chooses the tokens, and "commit" keeps the accepted path. The two forwards
+    inside these stages are timed as well. The rest of a round is the host's share.
+
+    Args:
+        case: the prompt and its settings.
+        methods: all methods. Those without rounds are skipped.
 
     Returns:
-        One row per method: "rounds" and, summed over them, the "seconds" of every stage and forward.
+        One row per method: the number of "rounds" and, summed over them, the "seconds" of each stage and forward.
     """
-    input_ids = tokenized(target, tokenizer, prompt)
     rows = []
     for method in methods:
         arguments = method.arguments()
         if "tree_budget" not in arguments:
             continue
-        torch.manual_seed(seed)
-        with forward_times(target, drafting_modules(target, arguments["assistant_model"])) as times:
-            settings = generation_settings(temperature, max_new_tokens)
-            rounds = target.generate(input_ids, tree_timing=True, **settings, **arguments).rounds
+        torch.manual_seed(case.seed)
+        modules = drafting_modules(case.target, arguments["assistant_model"])
+        with forward_times(case.target, modules) as times:
+            output = case.target.generate(case.input_ids, tree_timing=True, **case.settings, **arguments)
+        rounds = output.rounds
         seconds = {stage: sum(r.seconds[stage] for r in rounds) for stage in STAGES}
         seconds["drafter forward"] = sum(times["drafter forward"])
-        seconds["target forward"] = sum(times["target forward"][1:])  # the first is the prefill
-        rows.append(
-            {
-                "pass": "timing",
-                "kind": prompt["kind"],
-                "seed": seed,
-                "temperature": temperature,
-                "method": method.name,
-                "tree_budget": method.tree_budget,
-                "prompt_tokens": input_ids.shape[1],
-                "rounds": len(rounds),
-                "seconds": seconds,
-            }
-        )
+        seconds["target forward"] = sum(times["target forward"][1:])  # the first one is the prefill
+        rows.append({**case.row("timing", method), "rounds": len(rounds), "seconds": seconds})
     return rows
 
 
-def drafting_modules(target: PreTrainedModel, assistant) -> list[nn.Module]:
-    """The modules that are called to draft: the drafter, and the head where that is outside of it."""
-    if assistant is None:
+def drafting_modules(target: PreTrainedModel, assistant_model: Any) -> list[nn.Module]:
+    """Return the modules that are called to draft: the drafter's model, and the head if it is outside of that model.
+
+    Args:
+        target: the target.
+        assistant_model: what `generate` gets: a model, a `DFlashDrafter`, or None for prompt look-up.
+    """
+    if assistant_model is None:
         return []
-    drafter = assistant if isinstance(assistant, nn.Module) else assistant.drafter
-    modules = [drafter, drafter.get_output_embeddings(), target.get_output_embeddings()]
+    model: Any = assistant_model if isinstance(assistant_model, nn.Module) else assistant_model.model
+    modules = [model, model.get_output_embeddings(), target.get_output_embeddings()]
     return [module for module in modules if module is not None]
 
 
 @contextmanager
-def forward_times(target: PreTrainedModel, drafting: list[nn.Module]):
-    """Yields the seconds of each forward of the target, and of the modules that draft, in lists by name in `FORWARDS`.
+def forward_times(target: PreTrainedModel, drafting: list[nn.Module]) -> Iterator[dict[str, list[float]]]:
+    """Time every forward of the target and of the drafting modules inside the context.
 
-    A forward within another one, such as the head's within the target's, counts as part of the outer one.
+    Yields the seconds of each forward in lists by their name in `FORWARDS`. A forward inside another one, such as the
+    head's inside the target's, counts as part of the outer one.
+
+    Args:
+        target: the target.
+        drafting: the modules that are called to draft.
     """
-    times = {name: [] for name in FORWARDS}
-    running = []
+    times: dict[str, list[float]] = {name: [] for name in FORWARDS}
+    running: list[float] = []
 
     def start(module, args):
         running.append(now(target.device))
