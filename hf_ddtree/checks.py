@@ -191,6 +191,20 @@ def check_arguments(arguments: dict[str, Any]) -> None:
         )
 
 
+def check_plain_arguments(arguments: dict[str, Any]) -> None:
+    """Raise a ValueError for a `Drafter` in a call without `tree_budget`. Plain assisted decoding cannot use it.
+
+    Args:
+        arguments: `assistant_model`, `streamer`, `tokenizer`, ... as `generate` collected them.
+    """
+    drafter = arguments.get("assistant_model")
+    if isinstance(drafter, Drafter):
+        raise ValueError(
+            f"assistant_model: a {type(drafter).__name__} drafts trees; pass tree_budget, the number of drafted nodes "
+            "per round, too."
+        )
+
+
 def refuse_custom_generate() -> NoReturn:
     """Raise a ValueError for `custom_generate` together with `tree_budget`."""
     raise ValueError("custom_generate replaces the decoding loop; drop it, or drop tree_budget.")

@@ -127,6 +127,7 @@ class TreeGenerationMixin(_Model):
 
     def _validate_generation_mode(self, generation_mode, generation_config, generation_mode_kwargs):
         if _tree_config(generation_config) is None:
+            checks.check_plain_arguments(generation_mode_kwargs)
             return super()._validate_generation_mode(generation_mode, generation_config, generation_mode_kwargs)
         checks.check_model(self)
         checks.check_arguments(generation_mode_kwargs)
