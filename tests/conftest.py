@@ -1,8 +1,8 @@
-"""What several test files share."""
+"""Fixtures that several test files share."""
 
 import os
 
-os.environ["TRITON_INTERPRET"] = "1"  # kernels run on the CPU; Triton reads it when it is first imported, by torch
+os.environ["TRITON_INTERPRET"] = "1"  # Kernels run on the CPU. Triton reads this when torch first imports it.
 
 import pytest
 import torch
@@ -12,12 +12,12 @@ from hf_ddtree.embedded import load_embedded
 
 @pytest.fixture(scope="session", autouse=True)
 def one_thread():
-    """Tiny models gain nothing from threads, and a fixed number makes rounding reproducible."""
+    """Use one thread: tiny models gain nothing from more, and a fixed number makes rounding reproducible."""
     torch.set_num_threads(1)
 
 
 @pytest.fixture(scope="session")
 def embedded():
-    """The embedded model in fp32, plain, and its tokenizer. Disable the model again after enabling it."""
+    """Return the embedded model in fp32, plain, and its tokenizer. A test that enables the model disables it again."""
     model, tokenizer, _ = load_embedded()
     return model, tokenizer

@@ -1,39 +1,240 @@
-"""Small things that several tests share."""
+"""Helpers that several test files share. pytest puts this folder on the path, so any test can import them."""
 
+import json
+import random
 import shutil
 import string
+from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
+import pytest
 import torch
+from safetensors.torch import save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-from transformers import PreTrainedTokenizerFast
+from transformers import LogitsProcessor, PreTrainedTokenizerFast
 
-from hf_ddtree.testing import VOCAB_SIZE, ScriptedDrafter
+from hf_ddtree import DraftTree
+from hf_ddtree.drafters.dflash import embed_without_norm
+from hf_ddtree.testing import VOCAB_SIZE, ScriptedDrafter, tiny_dflash_drafter, tiny_model
 
 ROOT = Path(__file__).parent.parent
 
 
 def random_ids(length: int, seed: int = 0, vocab_size: int = VOCAB_SIZE) -> torch.Tensor:
-    """`[1, length]` random token ids, special tokens excluded; the global random state is left alone."""
+    """Return `[1, length]` random token ids without special tokens. The global random state stays as it is."""
     return torch.randint(4, vocab_size, (1, length), generator=torch.Generator().manual_seed(seed))
 
 
 def generate(model, input_ids, seed: int = 0, **settings):
-    """`model.generate` from a fixed global seed."""
+    """Call `model.generate` after seeding the global random state."""
     torch.manual_seed(seed)
     return model.generate(input_ids, **settings)
 
 
 def scripted(sequence: torch.Tensor, hit_rate: float = 0.9, seed: int = 0, **options) -> ScriptedDrafter:
-    """A drafter that knows the output `sequence` `[1, S]`, so that scattered paths of every length are accepted."""
+    """Return a drafter that knows the output `sequence`, `[1, S]`, so scattered paths of every length are accepted."""
     return ScriptedDrafter(sequence[0].tolist(), hit_rate, seed, **options)
 
 
+def tree_arguments(drafter: str, model, sequence: torch.Tensor | None) -> dict:
+    """Return the arguments of a tree request: `drafter` names the kind, and `sequence` is the expected output."""
+    makers = {
+        "scripted": lambda: scripted(sequence),
+        "dflash": lambda: tiny_dflash_drafter(model),
+        # the target itself: a drafter that is always right, so that deep paths are accepted
+        "causal-lm": lambda: model,
+        "look-up": lambda: None,
+    }
+    # with the policy "target", a seed gives the text that plain sampling gives
+    return {"assistant_model": makers[drafter](), "tree_budget": 12, "tree_sampling": "target"}
+
+
+def target_of(family: str):
+    """Return a tiny target. At its last positions, the second kind of llama has rounds without a draft."""
+    if family == "llama beyond its positions":
+        return tiny_model("llama", max_position_embeddings=34)
+    return tiny_model(family)
+
+
+def prefixes(tree: DraftTree) -> list[tuple[int, ...]]:
+    """Return, for each drafted node, the tokens from the root's child down to it."""
+    paths: list[tuple[int, ...]] = [()]
+    for node in range(1, len(tree)):
+        paths.append((*paths[tree.parents[node]], int(tree.token_ids[node])))
+    return paths[1:]
+
+
+def spy_on(monkeypatch: pytest.MonkeyPatch, cls: type, name: str, record: Callable) -> None:
+    """Call `record(self, args, result)` after each call of a method."""
+    original = getattr(cls, name)
+
+    def wrapper(self, *args):
+        result = original(self, *args)
+        record(self, args, result)
+        return result
+
+    monkeypatch.setattr(cls, name, wrapper)
+
+
+def draft_from_scratch(
+    drafter, target, sequence: torch.Tensor, embed: Callable | None = None, head: Callable | None = None
+) -> torch.Tensor:
+    """Draft the block after `sequence` without a cache: one forward of the target and one of the DFlash model.
+
+    The context is the tapped states of all tokens except the last one. The last token is the root and fills slot 0.
+    Mask tokens fill the other slots.
+
+    Args:
+        drafter: the DFlash model.
+        target: the target.
+        sequence: `[1, S]` int64.
+        embed: embeds the block. By default the target's embedding does.
+        head: computes logits. By default the target's head does.
+
+    Returns:
+        `[block_size - 1, V]`, the logits of the tokens at depths 1 to block_size - 1.
+    """
+    config = drafter.config
+    context = sequence[:, :-1]
+    states = target(input_ids=context, output_hidden_states=True).hidden_states
+    context_states = torch.cat([states[layer + 1] for layer in config.target_layer_ids], dim=-1)
+    block = torch.tensor([[int(sequence[0, -1])] + [config.mask_token_id] * (config.block_size - 1)])
+    embeds = embed(block) if embed else embed_without_norm(target.get_input_embeddings(), block)
+    positions = torch.arange(context.shape[1] + config.block_size)[None]
+    hidden = drafter(noise_embeds=embeds, context_hidden_states=context_states, position_ids=positions)
+    return (head or target.get_output_embeddings())(hidden.last_hidden_state)[0, 1:]
+
+
+def write_speculators_drafter(
+    path: Path, target, kept: torch.Tensor | None = None, layers: dict | None = None, weights=None, **fields
+) -> Path:
+    """Write a DFlash checkpoint as the speculators library saves it, and return its folder.
+
+    The config of the layers holds only what differs from the defaults of their model type.
+
+    Args:
+        path: the folder.
+        target: the model that the drafter drafts for. It lends its embedding and its head.
+        kept: `[n]`, the tokens of a reduced head. None keeps the whole vocabulary.
+        layers: fields of the layers' config.
+        weights: weights to add or replace by name. None removes a weight.
+        fields: fields of config.json. None removes a field.
+    """
+    state = {**tiny_dflash_drafter(target).state_dict()}
+    head = target.get_output_embeddings().weight.detach()
+    state["embed_tokens.weight"] = target.get_input_embeddings().weight.detach().clone()
+    state["lm_head.weight"] = (head if kept is None else head[kept]).clone()
+    if kept is not None:
+        state["d2t"] = kept - torch.arange(len(kept))
+        state["t2d"] = torch.zeros(VOCAB_SIZE, dtype=torch.bool).index_fill_(0, kept, True)
+    state.update(weights or {})
+    config = {
+        "architectures": ["DFlashDraftModel"],
+        "speculators_model_type": "dflash",
+        "speculators_version": "0.5.0",
+        "speculators_config": {"algorithm": "dflash", "verifier": {"name_or_path": "some/model", "architectures": []}},
+        "block_size": 5,
+        "draft_vocab_size": VOCAB_SIZE if kept is None else len(kept),
+        "aux_hidden_state_layer_ids": [1, 3],
+        "mask_token_id": 3,
+        "transformer_layer_config": {
+            "model_type": "qwen3",
+            "vocab_size": VOCAB_SIZE,
+            "hidden_size": 32,
+            "intermediate_size": 64,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 4,
+            "num_key_value_heads": 2,
+            "head_dim": 8,
+            "max_position_embeddings": 512,
+            **(layers or {}),
+        },
+        **fields,
+    }
+    config = {name: value for name, value in config.items() if value is not None}
+    state = {name: value.contiguous() for name, value in state.items() if value is not None}
+    (path / "config.json").write_text(json.dumps(config))
+    save_file(state, path / "model.safetensors")
+    return path
+
+
+def random_states() -> tuple:
+    """Return the global random states of torch, Python and NumPy."""
+    return torch.get_rng_state().tolist(), random.getstate(), str(np.random.get_state())
+
+
+def assert_refused(names: str, call: Callable, *args, **kwargs) -> None:
+    """Assert that a call raises a ValueError that matches `names`, before it has used any global random state."""
+    states = random_states()
+    with pytest.raises(ValueError, match=names):
+        call(*args, **kwargs)
+    assert random_states() == states
+
+
+def assert_close(actual: torch.Tensor, expected: torch.Tensor) -> None:
+    """Assert equality up to fp32 rounding, relative to the largest finite entry of the tensor."""
+    finite = expected[expected.isfinite()]
+    torch.testing.assert_close(actual, expected, rtol=0, atol=1e-4 * max(1.0, float(finite.abs().max())))
+
+
+def assert_same_cache(cache, expected) -> None:
+    """Assert that two caches have equally many rows in every layer, with the same keys and values."""
+    assert cache.get_seq_length() == expected.get_seq_length()
+    for layer, expected_layer in zip(cache.layers, expected.layers, strict=True):
+        assert type(layer) is type(expected_layer)
+        assert layer.get_seq_length() == expected_layer.get_seq_length()
+        for states, expected_states in [(layer.keys, expected_layer.keys), (layer.values, expected_layer.values)]:
+            # rounding is relative to the largest entries that went into the sums, and a wrong row differs by their size
+            tolerance = 1e-5 * float(expected_states.abs().max())
+            torch.testing.assert_close(states, expected_states, rtol=0, atol=tolerance)
+
+
+def assert_same_calls(calls: list, expected: list) -> None:
+    """Assert that a processor saw equally many calls with the same prefixes in the same order, and equal logits."""
+    assert [ids.tolist() for ids, _ in calls] == [ids.tolist() for ids, _ in expected]
+    for (_, logits), (_, expected_logits) in zip(calls, expected, strict=True):
+        torch.testing.assert_close(logits, expected_logits, rtol=1e-4, atol=1e-4)
+
+
+class SpyProcessor(LogitsProcessor):
+    """Keeps a copy of the prefix and the logits of each call."""
+
+    def __init__(self):
+        self.calls: list[tuple[torch.Tensor, torch.Tensor]] = []
+
+    def __call__(self, input_ids, scores):
+        self.calls.append((input_ids.clone(), scores.clone()))
+        return scores
+
+
+class CountingProcessor(LogitsProcessor):
+    """Forbids tokens by the number of its calls, so one call too many changes the text."""
+
+    def __init__(self):
+        self.calls = 0
+
+    def __call__(self, input_ids, scores):
+        self.calls += 1
+        return scores.index_fill(1, torch.arange(self.calls % 3, scores.shape[1], 3), -torch.inf)
+
+
+class AutomatonProcessor(LogitsProcessor):
+    """Advances its state by the last token, as a grammar does: it must see every token exactly once."""
+
+    def __init__(self):
+        self.state = 0
+
+    def __call__(self, input_ids, scores):
+        self.state = (self.state * 5 + int(input_ids[0, -1])) % 11
+        return scores.index_fill(1, torch.arange(self.state % 4, scores.shape[1], 4), -torch.inf)
+
+
 def char_tokenizer() -> PreTrainedTokenizerFast:
-    """One character per token for the whole vocabulary of the tiny models; the ids 0 to 3 are special tokens."""
+    """Return a tokenizer with one character per token of the tiny models. The ids 0 to 3 are special tokens."""
     special = ["<pad>", "<s>", "</s>", "<mask>"]
     characters = list(string.ascii_letters + string.digits + string.punctuation + " ")
-    # some more, so that every id of the model has a character
+    # Greek letters, so that every id of the model has a character
     characters += [chr(0x391 + i) for i in range(VOCAB_SIZE - len(special) - len(characters))]
     tokenizer = Tokenizer(models.WordLevel({token: i for i, token in enumerate(special + characters)}, "<pad>"))
     tokenizer.pre_tokenizer = pre_tokenizers.Split("", "isolated")
@@ -44,8 +245,8 @@ def char_tokenizer() -> PreTrainedTokenizerFast:
 
 
 def copy_sources(folder: Path) -> None:
-    """Copy into an existing folder what the package is built from: a build leaves its files beside the sources."""
+    """Copy what the package is built from into an existing folder. A build leaves files beside the sources."""
     for name in ("pyproject.toml", "MANIFEST.in", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, folder)
     shutil.copytree(ROOT / "hf_ddtree", folder / "hf_ddtree", ignore=shutil.ignore_patterns("__pycache__"))
-    shutil.copytree(ROOT / "kernels", folder / "kernels")
+    shutil.copytree(ROOT / "kernels", folder / "kernels", ignore=shutil.ignore_patterns("__pycache__"))
