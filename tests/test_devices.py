@@ -1,4 +1,4 @@
-"""Targets spread over devices and processes, and quantised ones: the distribution is accelerate's and transformers' own."""
+"""Targets that are spread over devices and processes by accelerate and transformers, and quantised targets."""
 
 import json
 import os
@@ -8,22 +8,21 @@ import textwrap
 
 import pytest
 import torch
+from helpers import generate, random_ids, scripted
 from transformers import AutoModelForCausalLM, TorchAoConfig
 
 import hf_ddtree
-from hf_ddtree.testing import VOCAB_SIZE, ScriptedDrafter, tiny_dflash_drafter, tiny_model
+from hf_ddtree.testing import tiny_dflash_drafter, tiny_model
 
-SETTINGS = {"max_new_tokens": 24}
+PROMPT = random_ids(20, seed=1)
+GREEDY = {"max_new_tokens": 24, "do_sample": False}
+SAMPLED = {"max_new_tokens": 24, "do_sample": True, "seed": 3}
 PARTS = ["model.embed_tokens", *(f"model.layers.{i}" for i in range(4)), "model.norm", "model.rotary_emb", "lm_head"]
 OFFLOADED = {
     "inner layers": ["model.layers.1", "model.layers.2"],
     "last layer and head": ["model.layers.3", "model.norm", "lm_head"],
     "everything": PARTS,
 }
-
-
-def prompt() -> torch.Tensor:
-    return torch.randint(4, VOCAB_SIZE, (1, 20), generator=torch.Generator().manual_seed(1))
 
 
 @pytest.fixture(scope="module")
@@ -35,16 +34,14 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def expected():
-    """Greedy and sampled text of the model in memory."""
+    """Return the greedy and the sampled text of the model in memory."""
     model = tiny_model("llama")
-    greedy = model.generate(prompt(), do_sample=False, **SETTINGS)
-    torch.manual_seed(3)
-    return greedy, model.generate(prompt(), do_sample=True, **SETTINGS)
+    return generate(model, PROMPT, **GREEDY), generate(model, PROMPT, **SAMPLED)
 
 
 @pytest.mark.parametrize("drafter", ["prompt look-up", "DFlash", "causal LM", "itself"])
 @pytest.mark.parametrize("offloaded", OFFLOADED)
-def test_layers_on_disk(offloaded, drafter, folder, expected, tmp_path):
+def test_generate_equals_plain_decoding_with_layers_on_disk(offloaded, drafter, folder, expected, tmp_path):
     device_map = {part: "disk" if part in OFFLOADED[offloaded] else "cpu" for part in PARTS}
     model = AutoModelForCausalLM.from_pretrained(folder, device_map=device_map, offload_folder=tmp_path).eval()
     hf_ddtree.enable(model)
@@ -54,35 +51,35 @@ def test_layers_on_disk(offloaded, drafter, folder, expected, tmp_path):
         "causal LM": lambda: tiny_model("llama"),
         "itself": lambda: model,
     }
-    options = {"assistant_model": makers[drafter](), "tree_budget": 8, "tree_sampling": "target", **SETTINGS}
-    assert torch.equal(model.generate(prompt(), do_sample=False, **options), expected[0])
-    torch.manual_seed(3)
-    assert torch.equal(model.generate(prompt(), do_sample=True, **options), expected[1])
+    options = {"assistant_model": makers[drafter](), "tree_budget": 8, "tree_sampling": "target"}
+    assert torch.equal(generate(model, PROMPT, **options, **GREEDY), expected[0])
+    assert torch.equal(generate(model, PROMPT, **options, **SAMPLED), expected[1])
 
 
 RANK = """
     import json, sys
     import torch
     import hf_ddtree
-    from hf_ddtree.testing import VOCAB_SIZE, tiny_dflash_drafter, tiny_model
+    from helpers import generate, random_ids
+    from hf_ddtree.testing import tiny_dflash_drafter, tiny_model
     from transformers import AutoModelForCausalLM
 
     model = hf_ddtree.enable(AutoModelForCausalLM.from_pretrained(sys.argv[1], tp_plan="auto").eval())
     assert type(model.model.layers[0].mlp.up_proj.weight).__name__ == "DTensor"
-    prompt = torch.randint(4, VOCAB_SIZE, (1, 20), generator=torch.Generator().manual_seed(1))
+    prompt = random_ids(20, seed=1)
     texts = {}
     for drafter in (None, tiny_dflash_drafter(model), tiny_model("llama")):
         for sampling in ("greedy", "target", "hybrid", "swor"):
-            torch.manual_seed(3)
             mode = {"do_sample": False} if sampling == "greedy" else {"do_sample": True, "tree_sampling": sampling}
-            text = model.generate(prompt, max_new_tokens=24, assistant_model=drafter, tree_budget=8, **mode)
+            options = {"max_new_tokens": 24, "assistant_model": drafter, "tree_budget": 8}
+            text = generate(model, prompt, seed=3, **options, **mode)
             texts[f"{type(drafter).__name__} {sampling}"] = text.tolist()
     with open(f"{sys.argv[2]}/{torch.distributed.get_rank()}.json", "w") as file:
         json.dump(texts, file)
 """
 
 
-def test_two_ranks_walk_identically(folder, expected, tmp_path):
+def test_generate_walks_identically_on_two_ranks(folder, expected, tmp_path):
     script = tmp_path / "rank.py"
     script.write_text(textwrap.dedent(RANK))
     launch = [
@@ -107,14 +104,14 @@ def test_two_ranks_walk_identically(folder, expected, tmp_path):
             assert text == expected[1].tolist()
 
 
-def test_int8_weights_equal_their_own_plain_decoding(folder):
-    """Weight-only: activations keep their precision, so a tree forward rounds like any other."""
+def test_generate_equals_plain_decoding_with_int8_weights(folder):
+    """Only weights are quantised. Activations keep their precision, so a tree forward rounds like any other."""
     from torchao.quantization import Int8WeightOnlyConfig
 
     config = TorchAoConfig(Int8WeightOnlyConfig())
     model = hf_ddtree.enable(AutoModelForCausalLM.from_pretrained(folder, quantization_config=config).eval())
     assert type(model.model.layers[0].mlp.up_proj.weight) is not torch.nn.Parameter
-    plain = model.generate(prompt(), do_sample=False, **SETTINGS)
-    for drafter in (None, ScriptedDrafter(plain[0].tolist()), tiny_dflash_drafter(tiny_model("llama"))):
-        output = model.generate(prompt(), do_sample=False, assistant_model=drafter, tree_budget=8, **SETTINGS)
+    plain = generate(model, PROMPT, **GREEDY)
+    for drafter in (None, scripted(plain, hit_rate=0.8), tiny_dflash_drafter(tiny_model("llama"))):
+        output = generate(model, PROMPT, assistant_model=drafter, tree_budget=8, **GREEDY)
         assert torch.equal(output, plain)
