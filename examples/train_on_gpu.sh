@@ -1,18 +1,20 @@
 #!/usr/bin/env bash
-# Train a DFlash drafter on one GPU, in slices of under 12 minutes on an H200.
+# Train a DFlash drafter on one GPU, in runs of under 12 minutes on an H200.
 #
 #     bash examples/train_on_gpu.sh FOLDER [MODEL] [MASK_TOKEN_ID]
 #
-# MODEL is a path or Hub id, by default the embedded SmolLM2-135M-Instruct; MASK_TOKEN_ID a token of it that never occurs
-# in text. Run it again with the same FOLDER to go on: training continues from its checkpoint. TRAIN_SECONDS=0 only adds
-# shards of data, several times if wanted; once training has begun the data stays as it is. GENERATE_SECONDS,
-# TRAIN_SECONDS, SHARDS and STEPS in the environment override the defaults below.
+# MODEL is a path or Hub id, by default the embedded SmolLM2-135M-Instruct. MASK_TOKEN_ID is a token of the model that
+# never occurs in text.
+#
+# Run the script again with the same FOLDER to continue: training resumes from its checkpoint. TRAIN_SECONDS=0 only adds
+# training data, and you can do this several times. Once training has begun, the data stays as it is. Set
+# GENERATE_SECONDS, TRAIN_SECONDS, SHARDS and STEPS in the environment to override the defaults below.
 set -euo pipefail
 
 folder=$1 model=${2:-embedded} mask_token_id=${3:-16}
-here=$(dirname "$0")
+prompts=$(dirname "$0")/../hf_ddtree/benchmark/prompts.jsonl
 
-within() {  # run a command for at most so many seconds; being stopped is no failure, it goes on next time
+within() {  # Run a command for at most so many seconds. A timeout is not a failure, because the next run continues.
     local seconds=$1
     shift
     [ "$seconds" = 0 ] || timeout --signal=INT --kill-after=20 "$seconds" "$@" || [ $? = 124 ]
@@ -28,5 +30,5 @@ within "${TRAIN_SECONDS:-300}" python -m hf_ddtree.training train --model "$mode
     --kl-weight 0.5 --mask-token-id "$mask_token_id" --evaluate-every 250
 
 if [ -e "$folder/drafter/model.safetensors" ]; then
-    python -m hf_ddtree.training evaluate --model "$model" --drafter "$folder/drafter" --prompts "$here/../hf_ddtree/benchmark/prompts.jsonl"
+    python -m hf_ddtree.training evaluate --model "$model" --drafter "$folder/drafter" --prompts "$prompts"
 fi
