@@ -38,6 +38,7 @@ TESTED_ELSEWHERE = {
 READS_GENERATION_CONFIG = {
     "_transformers.py": "It wraps a private method of the settings and reads no setting.",
 }
+DESCRIBE_THEMSELVES = ("benchmark", "training")  # The docstrings of these packages describe their files.
 MAX_LINES = 300  # of a test file
 
 MODULES = sorted(path for path in PACKAGE.rglob("*.py") if "__pycache__" not in path.parts)
@@ -137,6 +138,22 @@ def test_every_module_has_its_test_file():
         expected = ROOT / "tests" / name
         if not expected.is_file():
             missing.append(f"{path.relative_to(ROOT)} has no {expected.relative_to(ROOT)}.")
+    report(missing)
+
+
+def test_contributing_describes_every_module():
+    text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    paths = [path.relative_to(PACKAGE) for path in MODULES if path.name != "__init__.py"]
+    listed = [path for path in paths if path.parts[0] not in DESCRIBE_THEMSELVES]
+    missing = [
+        f"CONTRIBUTING.md has no line about {path}." for path in listed if f"\n    {path.as_posix()} " not in text
+    ]
+    for room in DESCRIBE_THEMSELVES:
+        docstring = ast.get_docstring(ast.parse((PACKAGE / room / "__init__.py").read_text(encoding="utf-8"))) or ""
+        names = [path.name for path in paths if path.parts[0] == room and path.name != "__main__.py"]
+        missing += [
+            f"hf_ddtree/{room}/__init__.py does not describe {name}." for name in names if name not in docstring
+        ]
     report(missing)
 
 
