@@ -29,7 +29,8 @@ def timing_rows(case: Case, methods: list[Method]) -> list[Row]:
     inside these stages are timed as well. The rest of a round is the host's share.
 
     Args:
-        case: the prompt and its settings.
+        case: the prompt and its settings. Its target must be warm, because forwards of the check on first use would
+            count.
         methods: all methods. Those without rounds are skipped.
 
     Returns:
