@@ -85,7 +85,9 @@ class PathVerifier:
         def of_nodes(states: Iterable[torch.Tensor]) -> torch.Tensor:
             return torch.cat([state.flatten(0, 1) for state in states])[place][None]
 
-        collected = {"logits": of_nodes(outputs.logits for outputs in forwards), "cache": self.cache}
+        collected: dict[str, Any] = {"logits": of_nodes(outputs.logits for outputs in forwards)}
+        if "cache" in forwards[0]:  # the outputs of some models have no such field
+            collected["cache"] = self.cache
         if forwards[0].get("hidden_states") is not None:
             layers = zip(*(outputs.hidden_states for outputs in forwards), strict=True)
             collected["hidden_states"] = tuple(None if states[0] is None else of_nodes(states) for states in layers)
