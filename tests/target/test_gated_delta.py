@@ -1,16 +1,16 @@
-"""Gated DeltaNet over a tree: against the token-by-token rule, and how it gets into the forward and out again."""
+"""Gated DeltaNet over a tree: against the rule token by token, and which calls reach the tree form."""
 
 import random
 
 import pytest
 import torch
+from helpers import random_ids
 from transformers.models.qwen3_5 import modeling_qwen3_5
 
 import hf_ddtree
 from hf_ddtree import DraftTree
-from hf_ddtree.gated_delta import TreeStates, gated_delta_functions
-from hf_ddtree.testing import GATED_DELTA_FAMILIES, VOCAB_SIZE, ScriptedDrafter, tiny_model
-from hf_ddtree.verify import path_to
+from hf_ddtree.target.gated_delta import TreeStates, gated_delta_patches
+from hf_ddtree.testing import GATED_DELTA_FAMILIES, ScriptedDrafter, tiny_model
 
 KEY_HEADS, VALUE_HEADS, KEY_DIM, VALUE_DIM, CHANNELS = 2, 4, 8, 6, 5
 NAMES = ("causal_conv1d_fn", "torch_chunk_gated_delta_rule", "torch_recurrent_gated_delta_rule")
@@ -34,16 +34,15 @@ def inputs(n: int, seed: int = 0):
 
 
 @pytest.mark.parametrize("n", [1, 2, 9, 60])
-def test_every_node_and_every_commit_equal_the_rule_token_by_token(n):
+def test_delta_rule_and_commit_equal_the_rule_token_by_token(n):
     tree = random_tree(n, n)
     states = TreeStates(tree)
     tensors, gates, state = inputs(n)
     settings = {"use_qk_l2norm_in_kernel": True}
     output, unchanged = states.delta_rule(*tensors, **gates, initial_state=state, **settings)
     assert torch.equal(unchanged, state)
-    parents = tree.parents.tolist()
     for node in range(n):
-        path = path_to(node, parents)
+        path = tree.path_to(node)
         expected, final = modeling_qwen3_5.torch_recurrent_gated_delta_rule(
             *(x[:, path] for x in tensors),
             **{name: x[:, path] for name, x in gates.items()},
@@ -60,7 +59,7 @@ def test_every_node_and_every_commit_equal_the_rule_token_by_token(n):
 
 @pytest.mark.parametrize("width", [1, 3, 4])
 @pytest.mark.parametrize("bias", [False, True])
-def test_the_convolution_runs_along_each_path(width, bias):
+def test_convolve_runs_along_each_path(width, bias):
     n, tree = 12, random_tree(3, 12)
     generator = torch.Generator().manual_seed(0)
     states = torch.randn(1, CHANNELS, 4 + n, generator=generator)
@@ -68,22 +67,25 @@ def test_the_convolution_runs_along_each_path(width, bias):
     offset = torch.randn(CHANNELS, generator=generator) if bias else None
     output = TreeStates(tree).convolve(states, weight, offset, activation="silu")
     for node in range(n):
-        columns = [*range(4), *(4 + ancestor for ancestor in path_to(node, tree.parents.tolist()))]
+        columns = [*range(4), *(4 + ancestor for ancestor in tree.path_to(node))]
         expected = modeling_qwen3_5.causal_conv1d_fn(states[..., columns], weight, offset, activation="silu")
         torch.testing.assert_close(output[..., node], expected[..., -1], rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("family", GATED_DELTA_FAMILIES)
-def test_the_functions_of_the_modelling_file_are_found(family):
-    found = {function.name for function in gated_delta_functions(tiny_model(family))}
-    assert found == set(NAMES)
+def test_gated_delta_patches_finds_the_functions_of_the_modelling_file(family):
+    assert {patch.name for patch in gated_delta_patches(tiny_model(family))} == set(NAMES)
 
 
-def test_calls_without_a_tree_reach_the_installed_kernels(monkeypatch):
-    """As with flash-linear-attention and causal-conv1d, which know nothing of trees."""
+def test_gated_delta_patches_is_empty_for_attention_models():
+    assert gated_delta_patches(tiny_model("llama")) == []
+
+
+def test_gated_delta_patches_pass_calls_without_a_tree_to_the_installed_kernels(monkeypatch):
+    """The kernels of flash-linear-attention and causal-conv1d do not take the keyword of trees."""
     calls = []
 
-    def strict(original, *names):
+    def strict(original):
         def kernel(*args, **kwargs):
             assert not {"ddtree"} & set(kwargs)
             calls.append(original.__name__)
@@ -94,7 +96,7 @@ def test_calls_without_a_tree_reach_the_installed_kernels(monkeypatch):
     for name in NAMES:
         monkeypatch.setattr(modeling_qwen3_5, name, strict(getattr(modeling_qwen3_5, name)))
     model = tiny_model("qwen3_5_text")
-    prompt = torch.randint(4, VOCAB_SIZE, (1, 30), generator=torch.Generator().manual_seed(0))
+    prompt = random_ids(30)
     plain = model.generate(prompt, max_new_tokens=30, do_sample=False)
     hf_ddtree.enable(model)
     model.generate(prompt, max_new_tokens=2, tree_budget=4, do_sample=False)  # with the self-check
@@ -102,4 +104,4 @@ def test_calls_without_a_tree_reach_the_installed_kernels(monkeypatch):
     drafter = ScriptedDrafter(plain[0].tolist())
     output = model.generate(prompt, assistant_model=drafter, tree_budget=8, max_new_tokens=30, do_sample=False)
     assert torch.equal(output, plain)
-    assert set(calls) == {"causal_conv1d_fn", "torch_chunk_gated_delta_rule"}, "the prefill, and only that"
+    assert set(calls) == {"causal_conv1d_fn", "torch_chunk_gated_delta_rule"}, "only the prefill calls them"

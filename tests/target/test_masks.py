@@ -7,14 +7,14 @@ from hypothesis import strategies as st
 from transformers import AutoConfig, DynamicCache
 
 from hf_ddtree import DraftTree
-from hf_ddtree.masks import tree_attention_mask
-from hf_ddtree.cache import uncommitted_rows
+from hf_ddtree.target.cache import uncommitted_rows
+from hf_ddtree.target.masks import layer_window, no_masks, tree_attention_mask
 
 HIDDEN = torch.finfo(torch.float32).min
 
 
 def filled_cache(config, length: int) -> DynamicCache:
-    """A cache after a prefill of `length` tokens, one float per key."""
+    """Return a cache after a prefill of `length` tokens, with one float per key."""
     cache = DynamicCache(config=config)
     keys = torch.arange(length, dtype=torch.float32)[None, None, :, None]
     for layer in range(config.num_hidden_layers):
@@ -23,7 +23,7 @@ def filled_cache(config, length: int) -> DynamicCache:
 
 
 def visible(length, window, tree, padding, node, key) -> bool:
-    """May `node` see the key at index `key` of prefix and nodes, by the definition."""
+    """Return whether `node` sees the key at index `key` of prefix and nodes, by the definition."""
     depth = int(tree.depths[node])
     if key < length:
         in_window = window is None or length + depth - key < window
@@ -41,8 +41,8 @@ def visible(length, window, tree, padding, node, key) -> bool:
     parents=st.lists(st.integers(0, 100), max_size=12),
     config_window=st.booleans(),
 )
-def test_every_cell_of_both_layer_types(length, window, padding, parents, config_window):
-    tree = DraftTree.from_lists(list(range(len(parents) + 1)), [-1] + [p % (i + 1) for i, p in enumerate(parents)])
+def test_tree_attention_mask_equals_the_definition_in_every_cell(length, window, padding, parents, config_window):
+    tree = DraftTree.from_lists(list(range(len(parents) + 1)), [-1, *(p % (i + 1) for i, p in enumerate(parents))])
     config = AutoConfig.for_model("gemma2", num_hidden_layers=2, sliding_window=window)
     cache = filled_cache(config, length) if config_window else DynamicCache()
     if not config_window:  # a cache built without a config keeps all rows of every layer
@@ -61,17 +61,17 @@ def test_every_cell_of_both_layer_types(length, window, padding, parents, config
             kept, _ = cache.update(keys, keys, layer)
             assert mask.shape == (1, 1, len(tree), kept.shape[-2]), "the mask must fit the keys the layer returns"
             offset = length + len(tree) - kept.shape[-2]
-            layer_window = window if layer_type == "sliding_attention" else None
+            own_window = window if layer_type == "sliding_attention" else None
             for node in range(len(tree)):
                 for column in range(kept.shape[-2]):
-                    expected = visible(length, layer_window, tree, padding, node, offset + column)
+                    expected = visible(length, own_window, tree, padding, node, offset + column)
                     assert mask[0, 0, node, column] == (0 if expected else HIDDEN), (layer_type, node, column)
                 # what the layer has dropped must not have been visible
-                assert not any(visible(length, layer_window, tree, padding, node, key) for key in range(offset))
+                assert not any(visible(length, own_window, tree, padding, node, key) for key in range(offset))
 
 
 @pytest.mark.parametrize("model_type, window", [("llama", None), ("mistral", 8)])
-def test_families_without_layer_types_take_one_mask(model_type, window):
+def test_tree_attention_mask_is_one_mask_without_layer_types(model_type, window):
     config = AutoConfig.for_model(model_type, num_hidden_layers=1)
     if window:
         config.sliding_window = window
@@ -81,3 +81,27 @@ def test_families_without_layer_types_take_one_mask(model_type, window):
     )
     assert mask.dtype == torch.bfloat16
     assert int((mask[0, 0, 1] == 0).sum()) == (20 + 2 if window is None else window)
+
+
+LAYER_TYPES = {"llama": None, "gemma2": {"sliding_attention", "full_attention"}}
+
+
+@pytest.mark.parametrize("model_type, layer_types", LAYER_TYPES.items())
+def test_no_masks_are_empty_and_in_the_form_that_the_model_takes(model_type, layer_types):
+    masks = no_masks(AutoConfig.for_model(model_type, num_hidden_layers=2), torch.device("cpu"))
+    assert (set(masks) if isinstance(masks, dict) else None) == layer_types
+    assert all(mask.shape == (1, 1, 0, 0) for mask in (masks.values() if isinstance(masks, dict) else [masks]))
+
+
+@pytest.mark.parametrize(
+    "model_type, fields, windows",
+    [
+        ("llama", {}, [None, None]),
+        ("mistral", {"sliding_window": 8}, [8, 8]),
+        ("gemma2", {"sliding_window": 8}, [8, None]),
+        ("qwen3", {"sliding_window": 8, "use_sliding_window": True, "max_window_layers": 1}, [None, 8]),
+    ],
+)
+def test_layer_window_is_that_of_the_layer(model_type, fields, windows):
+    config = AutoConfig.for_model(model_type, num_hidden_layers=2, **fields)
+    assert [layer_window(config, layer) for layer in range(2)] == windows

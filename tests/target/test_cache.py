@@ -1,4 +1,4 @@
-"""Compaction of a cache after a round."""
+"""Keeping an accepted path in a cache and dropping the rest of the tree."""
 
 import pytest
 import torch
@@ -6,7 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import AutoConfig, DynamicCache, StaticCache
 
-from hf_ddtree.cache import check_cache, commit_path, uncommitted_rows
+from hf_ddtree.checks import check_cache
+from hf_ddtree.target.cache import commit_path, is_recurrent, uncommitted_rows
 
 WINDOW = 6
 
@@ -16,7 +17,7 @@ def config():
 
 
 def append(cache, labels: list[float]) -> None:
-    """Add one row per label to both layers; a value is the negative of its key."""
+    """Add one row per label to both layers. A value is the negative of its key."""
     keys = torch.tensor(labels)[None, None, :, None].expand(1, 2, -1, 3).contiguous()
     for layer in range(2):
         cache.update(keys, -keys, layer)
@@ -29,7 +30,7 @@ def rows(cache, layer: int) -> list[float]:
 
 @st.composite
 def rounds(draw):
-    """A few rounds, each a number of nodes and an ascending path that starts with the root."""
+    """Draw a few rounds, each a number of nodes and an ascending path that starts with the root."""
     result = []
     for _ in range(draw(st.integers(1, 5))):
         n = draw(st.integers(1, 12))
@@ -40,7 +41,7 @@ def rounds(draw):
 
 @settings(deadline=None)
 @given(prompt=st.integers(1, 15), rounds=rounds(), with_config=st.booleans())
-def test_the_cache_holds_the_accepted_rows_after_every_round(prompt, rounds, with_config):
+def test_commit_path_keeps_the_accepted_rows_in_every_round(prompt, rounds, with_config):
     cache = DynamicCache(config=config()) if with_config else DynamicCache()
     sequence = [float(i) for i in range(prompt)]
     append(cache, sequence)
@@ -60,7 +61,7 @@ def test_the_cache_holds_the_accepted_rows_after_every_round(prompt, rounds, wit
             assert len(sliding) >= min(len(sequence), WINDOW - 1)
 
 
-def test_leaving_in_the_middle_of_a_round_drops_its_rows():
+def test_uncommitted_rows_are_dropped_in_the_middle_of_a_round():
     cache = DynamicCache(config=config())
     append(cache, [0.0, 1.0, 2.0])
     with pytest.raises(KeyError), uncommitted_rows(cache) as committed:
@@ -73,7 +74,7 @@ def test_leaving_in_the_middle_of_a_round_drops_its_rows():
     assert rows(cache, 0) == rows(cache, 1) == [0.0, 1.0, 2.0, 10.0, 12.0]
 
 
-def test_past_rows_are_not_recorded_afterwards():
+def test_uncommitted_rows_stops_recording_past_rows():
     cache = DynamicCache(config=config())
     append(cache, [0.0])
     with uncommitted_rows(cache):
@@ -81,10 +82,16 @@ def test_past_rows_are_not_recorded_afterwards():
     assert not cache.layers[0].record_past
 
 
-def test_layers_that_cannot_keep_scattered_rows_are_refused():
+def test_check_cache_refuses_layers_that_cannot_keep_scattered_rows():
     check_cache(DynamicCache(config=config()))
     with pytest.raises(ValueError, match="cache: a layer of type Static"):
         check_cache(StaticCache(config=config(), max_cache_len=32))
     check_cache(DynamicCache(config=AutoConfig.for_model("qwen3_next")))
     with pytest.raises(ValueError, match="cache: all layers are recurrent"):
         check_cache(DynamicCache(config=AutoConfig.for_model("mamba2")))
+
+
+def test_is_recurrent_tells_the_layers_of_a_hybrid_apart():
+    layer_types = ["linear_attention", "full_attention"] * 2
+    model_config = AutoConfig.for_model("qwen3_next", num_hidden_layers=4, layer_types=layer_types)
+    assert [is_recurrent(layer) for layer in DynamicCache(config=model_config).layers] == [True, False] * 2
