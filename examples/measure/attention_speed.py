@@ -70,11 +70,11 @@ def main(arguments: list[str] | None = None) -> None:
 def parse_options(arguments: list[str] | None) -> argparse.Namespace:
     """Return the options, with the defaults of the device filled in."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu", help="where to measure")
     parser.add_argument("--shapes", nargs="+", choices=SHAPES, help="shapes of the attention layer")
     parser.add_argument("--nodes", type=int, nargs="+", help="numbers of nodes, the root included")
     parser.add_argument("--lengths", type=int, nargs="+", help="numbers of committed tokens")
-    parser.add_argument("--dtypes", nargs="+", choices=["float32", "bfloat16", "float16"])
+    parser.add_argument("--dtypes", nargs="+", choices=["float32", "bfloat16", "float16"], help="of keys and values")
     parser.add_argument("--model", choices=MODELS, help="the model whose forward is timed (default: 8b on a GPU)")
     parser.add_argument("--kernel", action="store_true", help="time the kernel in Triton's interpreter without a GPU")
     parser.add_argument("--repeats", type=int, default=30, help="calls that count")

@@ -3,8 +3,8 @@
     python examples/measure/pausing.py
 
 The first run has a drafter with random weights and the built-in prompts. The second run has the trained drafter and
-prompts of random tokens. Both run on the embedded model. Every option is passed on to the benchmark, and from
-`--output PREFIX` the runs make PREFIX-untrained and PREFIX-random.
+prompts of random tokens. Both run on the embedded model. With `--output PREFIX` they write PREFIX-untrained and
+PREFIX-random. Every other option is passed on to the benchmark.
 """
 
 import argparse

@@ -45,8 +45,8 @@ def parse_options() -> argparse.Namespace:
     """Return the options of the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--drafter", help="path or Hub id (default: the embedded model's own drafter)")
-    parser.add_argument("--policies", nargs="+", default=list(hf_ddtree.POLICIES))
-    parser.add_argument("--temperatures", nargs="+", type=float, default=[0.3, 0.7, 1.0])
+    parser.add_argument("--policies", nargs="+", default=list(hf_ddtree.POLICIES), help="sampling policies")
+    parser.add_argument("--temperatures", nargs="+", type=float, default=[0.3, 0.7, 1.0], help="sampling temperatures")
     parser.add_argument("--budgets", nargs="+", type=int, default=[8, 16, 32, 64], help="tree budgets")
     parser.add_argument("--prompts", type=int, default=24, help="use only this many prompts")
     parser.add_argument("--max-new-tokens", type=int, default=96, help="tokens per answer")
