@@ -1,18 +1,17 @@
-"""Proof that the checks can fail: classic faults, put in on purpose, are caught by self-check and comparison alike."""
+"""Proof that the checks can fail: the self-check and the comparison both catch classic faults, put in on purpose."""
+
+import sys
 
 import pytest
 import torch
+from helpers import random_ids
 
 import hf_ddtree
-import hf_ddtree.generate
-import hf_ddtree.masks
-import hf_ddtree.selfcheck
-import hf_ddtree.verify
 from hf_ddtree import DraftTree
-from hf_ddtree.testing import VOCAB_SIZE, ScriptedDrafter, tiny_model
-
-commit_path = hf_ddtree.cache.commit_path
-tree_attention_mask = hf_ddtree.masks.tree_attention_mask
+from hf_ddtree.target import attention, masks, tree_verifier
+from hf_ddtree.target.cache import commit_path
+from hf_ddtree.target.masks import tree_attention_mask
+from hf_ddtree.testing import ScriptedDrafter, tiny_model
 
 
 def causal_instead_of_ancestors(monkeypatch, model):
@@ -44,23 +43,23 @@ def window_by_index(monkeypatch, model):
     def flattened(config, cache, query_depths, key_depths, *args, **kwargs):
         return tree_attention_mask(config, cache, torch.arange(len(query_depths)), key_depths, *args, **kwargs)
 
-    monkeypatch.setattr(hf_ddtree.verify, "tree_attention_mask", flattened)
+    monkeypatch.setattr(attention, "tree_attention_mask", flattened)
 
 
 def no_window(monkeypatch, model):
-    monkeypatch.setattr(hf_ddtree.masks, "_window", lambda layer_type, window: None)
+    monkeypatch.setattr(masks, "layer_window", lambda config, layer_idx: None)
 
 
 def bool_mask(monkeypatch, model):
     def as_bool(*args, **kwargs):
-        masks = tree_attention_mask(*args, **kwargs)
-        return {name: mask == 0 for name, mask in masks.items()} if isinstance(masks, dict) else masks == 0
+        additive = tree_attention_mask(*args, **kwargs)
+        return {name: mask == 0 for name, mask in additive.items()} if isinstance(additive, dict) else additive == 0
 
-    monkeypatch.setattr(hf_ddtree.verify, "tree_attention_mask", as_bool)
+    monkeypatch.setattr(attention, "tree_attention_mask", as_bool)
 
 
 def use_commit(monkeypatch, commit):
-    monkeypatch.setattr(hf_ddtree.verify, "commit_path", commit)
+    monkeypatch.setattr(tree_verifier, "commit_path", commit)
 
 
 def first_rows_instead_of_path(monkeypatch, model):
@@ -68,14 +67,14 @@ def first_rows_instead_of_path(monkeypatch, model):
 
 
 def one_row_too_many(monkeypatch, model):
-    use_commit(monkeypatch, lambda cache, path, n: commit_path(cache, path + [n - 1] * (len(path) < n), n))
+    use_commit(monkeypatch, lambda cache, path, n: commit_path(cache, [*path, *[n - 1] * (len(path) < n)], n))
 
 
 def keys_without_values(monkeypatch, model):
     def commit(cache, path, n):
         values = [layer.values.clone() for layer in cache.layers]
         commit_path(cache, path, n)
-        for layer, value in zip(cache.layers, values):
+        for layer, value in zip(cache.layers, values, strict=True):
             start = value.shape[-2] - n
             layer.values = value[..., : start + len(path), :][..., -layer.keys.shape[-2] :, :]
 
@@ -104,15 +103,13 @@ IDS = [f"{fault.__name__}-{family}" for fault, family in FAULTS]
 
 
 def outputs_differ(model) -> bool:
-    """Does tree decoding differ from plain decoding, in the output or by failing, with the self-check out of the way?"""
-    prompt = torch.randint(4, VOCAB_SIZE, (1, 24), generator=torch.Generator().manual_seed(1))
+    """Return whether tree decoding differs from plain decoding, in the output or by failing."""
+    prompt = random_ids(24, seed=1)
     plain = model.generate(prompt, max_new_tokens=40, do_sample=False)
     for seed in range(3):
         drafter = ScriptedDrafter(plain[0].tolist(), seed=seed)
         try:
-            tree = model.generate(
-                prompt, max_new_tokens=40, do_sample=False, assistant_model=drafter, tree_budget=24
-            )
+            tree = model.generate(prompt, max_new_tokens=40, do_sample=False, assistant_model=drafter, tree_budget=24)
         except RuntimeError:
             return True
         if not torch.equal(plain, tree):
@@ -121,16 +118,17 @@ def outputs_differ(model) -> bool:
 
 
 @pytest.mark.parametrize("fault, family", FAULTS, ids=IDS)
-def test_comparison_with_plain_decoding_catches(fault, family, monkeypatch):
+def test_comparison_with_plain_generate_catches(fault, family, monkeypatch):
     model = hf_ddtree.enable(tiny_model(family))
-    monkeypatch.setattr(hf_ddtree.generate, "check_tree_attention", lambda *args: None)
+    # the module, because the function of this name hides it
+    monkeypatch.setattr(sys.modules["hf_ddtree.enable"], "check_tree_forward", lambda *args: None)
     assert not outputs_differ(model)
     fault(monkeypatch, model)
     assert outputs_differ(model)
 
 
 @pytest.mark.parametrize("fault, family", FAULTS, ids=IDS)
-def test_the_self_check_catches(fault, family, monkeypatch):
+def test_check_tree_forward_catches(fault, family, monkeypatch):
     model = hf_ddtree.enable(tiny_model(family))
     fault(monkeypatch, model)
     with pytest.raises(ValueError, match=f"model: {type(model).__name__}"):
