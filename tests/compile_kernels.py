@@ -1,6 +1,7 @@
-"""Compile the tree-attention kernel for GPUs that need not be there: `python tests/compile_kernels.py`.
+"""Compile the tree-attention kernel ahead of time, without a GPU: `python tests/compile_kernels.py`.
 
-Prints a line of JSON per target and shape: registers per thread, bytes of shared memory, and bytes of registers spilled.
+The script prints one line of JSON per target and shape: registers per thread, bytes of shared memory, and bytes of
+registers spilled.
 """
 
 import json
@@ -9,18 +10,21 @@ import subprocess
 import tempfile
 
 import triton
+from hf_ddtree.kernels.tree_attention import BLOCK_N, _tree_attention, launch_options
 from triton.backends.compiler import GPUTarget
 from triton.backends.nvidia.compiler import get_ptxas
 from triton.compiler import ASTSource
 
-from hf_ddtree.kernels.tree_attention import BLOCK_N, _tree_attention, launch_options
-
-TARGETS = {"sm_80": GPUTarget("cuda", 80, 32), "sm_90": GPUTarget("cuda", 90, 32), "gfx942": GPUTarget("hip", "gfx942", 64)}
+TARGETS = {
+    "sm_80": GPUTarget("cuda", 80, 32),
+    "sm_90": GPUTarget("cuda", 90, 32),
+    "gfx942": GPUTarget("hip", "gfx942", 64),
+}
 ELEMENT_SIZE = {"bf16": 2, "fp16": 2, "fp32": 4}
 # dtype, rows per KV head, query heads per KV head, head dims, options of the layer
 SHAPES = [
     ("bf16", 260, 4, 128, 128, ()),  # llama 3, qwen3
-    ("bf16", 4, 4, 128, 128, ()),  # the same, the root alone
+    ("bf16", 4, 4, 128, 128, ()),  # the same for a lone root
     ("fp16", 520, 8, 64, 64, ("HAS_WINDOW",)),  # gpt_oss
     ("bf16", 65, 1, 192, 128, ()),  # deepseek_v3
     ("bf16", 130, 2, 256, 256, ("HAS_WINDOW", "HAS_SOFTCAP")),  # gemma 2
@@ -30,7 +34,7 @@ SHAPES = [
 
 
 def compiled(target: GPUTarget, dtype: str, n_rows: int, group: int, head_dim: int, value_dim: int, flags: tuple):
-    """The kernel for one target and shape; numbers of keys are unknown, strides are multiples of 16."""
+    """Return the kernel for one target and shape. Numbers of keys are unknown, and strides are multiples of 16."""
     options = launch_options(n_rows, head_dim, value_dim, ELEMENT_SIZE[dtype])
     launch = {name: options.pop(name) for name in ("num_warps", "num_stages")}
     constants = {
@@ -56,7 +60,7 @@ def compiled(target: GPUTarget, dtype: str, n_rows: int, group: int, head_dim: i
 
 
 def resources(kernel, target: GPUTarget) -> dict[str, int]:
-    """Registers per thread and bytes spilled, as the assembler says."""
+    """Return the registers per thread and the bytes spilled that the assembler reports."""
     if target.backend == "hip":
         text = kernel.asm["amdgcn"]
         return {
@@ -76,6 +80,7 @@ def resources(kernel, target: GPUTarget) -> dict[str, int]:
 
 
 def main() -> None:
+    """Compile every shape for every target, and print what each takes."""
     for name, target in TARGETS.items():
         for shape in SHAPES:
             kernel = compiled(target, *shape)

@@ -1,10 +1,12 @@
 """Helpers that several test files share. pytest puts this folder on the path, so any test can import them."""
 
+import copy
 import json
 import random
 import shutil
 import string
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -170,6 +172,18 @@ def assert_refused(names: str, call: Callable, *args, **kwargs) -> None:
     with pytest.raises(ValueError, match=names):
         call(*args, **kwargs)
     assert random_states() == states
+
+
+@contextmanager
+def unchanged(model) -> Iterator[None]:
+    """Assert that afterwards the settings of an enabled model and its texts, with and without a tree, are as before."""
+    prompt, settings = random_ids(12), {"max_new_tokens": 10}
+    before = generate(model, prompt, **settings)
+    own_settings = vars(copy.deepcopy(model.generation_config))
+    yield
+    assert vars(model.generation_config) == own_settings
+    assert generate(model, prompt, **settings).tolist() == before.tolist()
+    assert generate(model, prompt, tree_budget=8, **settings).tolist() == before.tolist()
 
 
 def assert_close(actual: torch.Tensor, expected: torch.Tensor) -> None:

@@ -1,0 +1,112 @@
+"""Refusals of an `assistant_model` that does not fit, before anything runs."""
+
+import pytest
+import torch
+from helpers import assert_refused, random_ids, unchanged
+from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, AutoModelForSeq2SeqLM
+
+import hf_ddtree
+from hf_ddtree.checks import check_assistant, check_causal_lm, check_dflash
+from hf_ddtree.testing import VOCAB_SIZE, tiny_dflash_drafter, tiny_model, tiny_muse_glimmer_drafter, truncated_copy
+
+PROMPT = random_ids(12)
+
+
+@pytest.fixture(scope="module")
+def model():
+    return hf_ddtree.enable(tiny_model("llama"))
+
+
+def dflash_fields(**fields) -> dict:
+    return {"mask_token_id": 3, "target_layer_ids": [0, 2], **fields}
+
+
+def encoder_decoder():
+    fields = {"d_model": 32, "d_kv": 8, "d_ff": 64, "num_layers": 1, "num_heads": 4, "vocab_size": VOCAB_SIZE}
+    return AutoModelForSeq2SeqLM.from_config(AutoConfig.for_model("t5", **fields)).eval()
+
+
+def recurrent_model():
+    fields = {"vocab_size": VOCAB_SIZE, "hidden_size": 32, "num_hidden_layers": 2, "state_size": 4}
+    return AutoModelForCausalLM.from_config(AutoConfig.for_model("mamba", **fields)).eval()
+
+
+# what the error must name, and what makes the drafter
+MISFITS = {
+    "causal-LM-vocabulary": ("vocabulary", lambda model: tiny_model("llama", vocab_size=VOCAB_SIZE + 8)),
+    "DFlash-vocabulary": ("vocab_size", lambda model: tiny_dflash_drafter(model, vocab_size=VOCAB_SIZE + 8)),
+    "hidden-size": ("hidden_size", lambda model: tiny_dflash_drafter(model, hidden_size=16)),
+    "mask-id-outside": (
+        "mask_token_id",
+        lambda model: tiny_dflash_drafter(model, dflash_config=dflash_fields(mask_token_id=VOCAB_SIZE)),
+    ),
+    "negative-mask-id": (
+        "mask_token_id",
+        lambda model: tiny_dflash_drafter(model, dflash_config=dflash_fields(mask_token_id=-1)),
+    ),
+    "tapped-layers-outside": (
+        "target_layer_ids",
+        lambda model: tiny_dflash_drafter(model, dflash_config=dflash_fields(target_layer_ids=[0, 4])),
+    ),
+    "number-of-layers": ("num_target_layers", lambda model: tiny_dflash_drafter(model, num_target_layers=5)),
+    "Muse-Glimmer-hidden-size": (
+        "hidden_size",
+        lambda model: tiny_muse_glimmer_drafter(tiny_model("llama", hidden_size=64)),
+    ),
+    "a-path": ("assistant_model.*load_drafter", lambda model: "some/drafter"),
+    "a-module": ("assistant_model", lambda model: torch.nn.Linear(2, 2)),
+    "a-model-without-head": ("assistant_model", lambda model: AutoModel.from_config(model.config)),
+    "an-encoder-decoder": ("assistant_model", lambda model: encoder_decoder()),
+    "a-recurrent-model": ("assistant_model", lambda model: recurrent_model()),
+    "learned-positions": (
+        "assistant_model.*learned positions for 14 tokens.*max_length=16",
+        lambda model: tiny_model("gpt2", n_positions=14, max_position_embeddings=14),
+    ),
+    "a-hybrid-model": ("assistant_model.*linear_attention", lambda model: tiny_model("qwen3_next")),
+    "training-mode": (
+        "assistant_model: the drafter is in training mode",
+        lambda model: truncated_copy(model, 2).train(),
+    ),
+}
+
+
+@pytest.mark.parametrize("names, make_drafter", MISFITS.values(), ids=MISFITS)
+def test_check_assistant_refuses_a_drafter_that_does_not_fit(model, names, make_drafter):
+    options = {"max_new_tokens": 4, "assistant_model": make_drafter(model), "tree_budget": 8}
+    with unchanged(model):
+        assert_refused(names, model.generate, PROMPT, **options)
+
+
+@pytest.mark.parametrize(
+    "make_drafter",
+    [lambda model: None, tiny_dflash_drafter, tiny_muse_glimmer_drafter, lambda model: truncated_copy(model, 2)],
+    ids=["look-up", "DFlash", "Muse-Glimmer", "causal-LM"],
+)
+def test_check_assistant_lets_a_drafter_that_fits_pass(model, make_drafter):
+    check_assistant(make_drafter(model), model, max_length=16)
+
+
+@pytest.mark.parametrize(
+    "fields, message",
+    [
+        ({"hidden_size": 16}, "hidden_size is 16, the target's 32"),
+        ({"dflash_config": {"mask_token_id": 3, "target_layer_ids": [0, 4]}}, r"target_layer_ids \[4\] are outside"),
+        ({"dflash_config": {"mask_token_id": 3, "target_layer_ids": [-1, 2]}}, r"target_layer_ids \[-1\] are outside"),
+        ({"num_target_layers": 36}, "num_target_layers is 36, but the target has 4"),
+        ({"vocab_size": 200}, "vocab_size is 200, the target's 128"),
+        ({"dflash_config": {"mask_token_id": 128, "target_layer_ids": [0, 2]}}, "mask_token_id 128 is outside"),
+        ({"block_size": 1}, "block_size of at least 2"),
+        ({"dflash_config": {"target_layer_ids": [0, 2]}}, r"lacks dflash_config\.mask_token_id"),
+    ],
+)
+def test_check_dflash_names_the_field_and_both_values(model, fields, message):
+    drafter = tiny_dflash_drafter(model, **fields)
+    assert_refused(f"assistant_model: .*{message}", check_dflash, drafter, model)
+    options = {"max_new_tokens": 4, "assistant_model": drafter, "tree_budget": 4}
+    assert_refused(f"assistant_model: .*{message}", model.generate, PROMPT, **options)
+
+
+def test_check_causal_lm_counts_learned_positions_only(model):
+    """Rotary positions go on beyond `max_position_embeddings`, and learned ones end there."""
+    check_causal_lm(tiny_model("gpt2", n_positions=14, max_position_embeddings=14), model, max_length=14)
+    check_causal_lm(tiny_model("llama", max_position_embeddings=14), model, max_length=16)
