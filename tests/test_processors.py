@@ -3,9 +3,9 @@
 import inspect
 import json
 import re
+from collections.abc import Callable
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Callable
 from unittest.mock import patch
 
 import pytest
@@ -245,14 +245,14 @@ def has_effect(case, plain, expected, model, input_ids, base) -> bool:
         return True
     if case.changes == "tokens":
         return output.sequences.tolist() != plain.sequences.tolist()
-    pairs = zip(spied.processed.calls, expected.processed.calls)
+    pairs = zip(spied.processed.calls, expected.processed.calls, strict=False)
     return any(not torch.equal(scores, expected_scores) for (_, scores), (_, expected_scores) in pairs)
 
 
 def assert_same_calls(calls, expected):
     """Same number, order and prefixes; the logits up to rounding."""
     assert [ids.tolist() for ids, _ in calls] == [ids.tolist() for ids, _ in expected]
-    for (_, logits), (_, expected_logits) in zip(calls, expected):
+    for (_, logits), (_, expected_logits) in zip(calls, expected, strict=True):
         torch.testing.assert_close(logits, expected_logits, rtol=1e-4, atol=1e-4)
 
 

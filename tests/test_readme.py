@@ -17,7 +17,7 @@ import torch
 from accelerate.state import AcceleratorState
 from helpers import ROOT, char_tokenizer, copy_sources
 
-from hf_ddtree.benchmark.measure import gap_below
+from hf_ddtree.benchmark.exactness import gap_below
 from hf_ddtree.testing import tiny_dflash_drafter, tiny_model
 
 README = ROOT / "README.md"
@@ -28,7 +28,7 @@ COMMAND = r"(?:make|pip|python|ddtree-benchmark) [^`]+?"
 
 CHAT_TEMPLATE = "{% for m in messages %}<s>{{ m.content }}</s>{% endfor %}{% if add_generation_prompt %}<s>{% endif %}"
 PLACEHOLDERS = {"MODEL": "target", "DRAFTER": "published", "PREFIX": "results", "ID": "3"}
-MOST_ULPS = 4  # below the maximum, of a token chosen in bf16; a wrong one is a hundred below
+MAX_ULPS = 4  # below the maximum, of a token chosen in bf16; a wrong one is a hundred below
 # appended, so that a command of the README takes a moment
 SHORTER = {
     "python -m hf_ddtree.training generate": "--shards 2 --shard-size 8 --batch-size 16 --max-new-tokens 8",
@@ -36,10 +36,10 @@ SHORTER = {
     "--num-layers 1 --layer-ids 0 2 --held-out 4 --frequent 0 --negatives 0",
     "python -m hf_ddtree.training evaluate": "--budgets 0 4 --max-new-tokens 4",
     "ddtree-benchmark": "--limit 2 --tree-budgets 4 --temperatures 0 --max-new-tokens 4",
-    "python examples/exactness.py": "--prompts 1 --drafters prompt_lookup --budgets 4 --max-new-tokens 4",
-    "python examples/sampling.py": "--samples 20 --seeds 1",
+    "python examples/measure/exactness.py": "--prompts 1 --drafters prompt_lookup --budgets 4 --max-new-tokens 4",
+    "python examples/measure/sampling.py": "--samples 20 --seeds 1",
     # without "auto", which would measure costs on a machine that is busy with tests, and keep them
-    "python examples/pausing.py": "--limit 1 --tree-budgets 4 --temperatures 0 --max-new-tokens 4",
+    "python examples/measure/pausing.py": "--limit 1 --tree-budgets 4 --temperatures 0 --max-new-tokens 4",
 }
 
 
@@ -174,7 +174,7 @@ def test_every_command_is_understood(command, clone, monkeypatch):
         "python app.py --port 8000",
         "python tests/compile_kernels.py",  # in the text
         "python -m hf_ddtree.benchmark",
-        "python examples/attention_speed.py --device cpu --repeats 12",  # in an indented line
+        "python examples/measure/attention_speed.py --device cpu --repeats 12",  # in an indented line
     ],
 )
 def test_commands_are_found_wherever_they_stand(command):
@@ -207,7 +207,7 @@ def test_the_snippet_of_the_readme_gives_the_target_s_own_text(snippet, clone, t
     as_written = replace(snippet, names)
     exact = replace(as_written, {"torch.bfloat16": "torch.float32"})
     plain = replace(exact, {"assistant_model=drafter, tree_budget=64, ": ""})
-    question = "<s>How many divisors has 196?</s><s>"
+    question = "<s>How many divisors does 196 have?</s><s>"
     execute(plain, tmp_path)
     text = capsys.readouterr().out
     assert text.startswith(question)
@@ -219,7 +219,8 @@ def test_the_snippet_of_the_readme_gives_the_target_s_own_text(snippet, clone, t
     tokens, n_prompt = variables["output"], variables["inputs"]["input_ids"].shape[1]
     assert tokens.shape == (1, n_prompt + 256)
     logits = variables["model"](tokens).logits[0, n_prompt - 1 : -1].detach()
-    assert all(gap_below(*choice, torch.bfloat16)[1] <= MOST_ULPS for choice in zip(logits, tokens[0, n_prompt:]))
+    choices = zip(logits, tokens[0, n_prompt:], strict=True)
+    assert all(gap_below(*choice, torch.bfloat16)[1] <= MAX_ULPS for choice in choices)
 
 
 def test_every_block_of_the_readme_is_run():

@@ -99,7 +99,7 @@ def position_of_the_stop(tree_output) -> str:
 
 
 def assert_same_end(model, free_run, settings, make_criteria=lambda: None) -> list[str]:
-    """Assert that tree and plain agree in tokens, streamed values and cache for many trees. Return where they stopped."""
+    """Assert that tree and plain agree in tokens, streamed values and cache. Return where each run stopped."""
     input_ids = free_run[:, :PROMPT_LENGTH]
     settings = {"max_new_tokens": NEW_TOKENS, "return_dict_in_generate": True, **settings}
     if "max_length" in settings:

@@ -1,7 +1,7 @@
 """The Triton kernel of tree attention and its reference in PyTorch.
 
-In a checkout and in an editable install, the modules of this package are in the folder kernels/ of the repository. A wheel
-has them in this folder.
+In a checkout and in an editable install, the modules of this package are in the folder kernels/ of the repository. A
+wheel has them in this folder.
 """
 
 from pathlib import Path

@@ -142,7 +142,7 @@ def test_launch_options_fit_the_tree_and_the_shared_memory(head_dim, element_siz
         )
 
 
-def test_tree_attention_compiles_without_a_gpu(capsys, tmp_path):
+def test_tree_attention_compiles_without_a_gpu(tmp_path):
     """The kernel fits the shared memory of consumer cards, and spills no registers where it was tuned."""
     environment = {**os.environ, "TRITON_CACHE_DIR": str(tmp_path)}
     del environment["TRITON_INTERPRET"]
@@ -150,8 +150,6 @@ def test_tree_attention_compiles_without_a_gpu(capsys, tmp_path):
     result = subprocess.run([sys.executable, script], capture_output=True, text=True, env=environment)
     assert result.returncode == 0, result.stderr
     rows = [json.loads(line) for line in result.stdout.splitlines()]
-    with capsys.disabled():
-        print(f"\n{result.stdout}", end="")
     assert len(rows) == 21
     for row in rows:
         assert row["shared"] <= (64 if row["target"] == "gfx942" else 99) * 1024, row
