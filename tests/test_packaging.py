@@ -27,7 +27,8 @@ sys.modules["triton"] = None  # as if it were not installed; where it is, torch 
 import hf_ddtree
 
 for module in pkgutil.walk_packages(hf_ddtree.__path__, "hf_ddtree."):
-    importlib.import_module(module.name)
+    if module.name != "hf_ddtree.kernels.tree_attention":  # It needs Triton. Only a GPU with Triton imports it.
+        importlib.import_module(module.name)
 print(hf_ddtree.__file__)
 print(*sys.modules)
 """
@@ -84,7 +85,7 @@ def test_import_touches_no_network_and_no_optional_package(installed, tmp_path):
     assert result.returncode == 0, result.stderr
     file, modules = result.stdout.splitlines()[-2:]
     assert Path(file).is_relative_to(installed)
-    assert "hf_ddtree.drafters.dflash" in modules.split()
+    assert {"hf_ddtree.drafters.dflash", "hf_ddtree.kernels.reference"} <= set(modules.split())
     assert not set(optional) & set(modules.split())
 
 
