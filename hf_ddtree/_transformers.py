@@ -106,8 +106,7 @@ def past_recording(cache: Cache) -> Iterator[None]:
     `Cache.activate_past_recording` cannot be undone, and recording costs memory in every later prefill. From 5.25 on,
     layers also keep the last `recurrent_states_to_keep` recurrent states, and models fail without a number. Zero is
     right for trees: the state after a scattered path is none of these, and `TreeStates.commit` computes it. 5.24
-        ignores
-    the attribute. A public way to stop recording, with a default number of states, would replace both.
+    ignores the attribute. A public way to stop recording, with a default number of states, would replace both.
     """
     layers = [layer for layer in cache.layers if isinstance(layer, DynamicSlidingWindowLayer | LinearAttentionLayer)]
     before = [(layer.record_past, getattr(layer, "recurrent_states_to_keep", 0)) for layer in layers]
@@ -141,8 +140,7 @@ def cached_tokens(cache: Cache) -> int:
     """Return the number of tokens in a cache, as its first attention layer counts them, or 0 without such a layer.
 
     Private knowledge: attention layers count their tokens as an int. From 5.25 on, `Cache.get_seq_length` asks the
-        first
-    layer. If that is a recurrent one, it answers with the tensor in which it counts, so the caller's number would grow
-    with every forward. `Cache.get_seq_length` will replace this once it returns an int.
+    first layer. If that is a recurrent one, it answers with the tensor in which it counts, so the caller's number would
+    grow with every forward. `Cache.get_seq_length` will replace this once it returns an int.
     """
     return next((layer.get_seq_length() for layer in cache.layers if isinstance(layer, DynamicLayer)), 0)

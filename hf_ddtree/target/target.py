@@ -21,8 +21,7 @@ class Target:
     """A model with the cache, the inputs and the attention backend of one call.
 
     The sequence always ends with the root: the last emitted token, which is not in the cache yet. Trees and paths come
-        in
-    lists with one entry per row of the batch. Today a batch has one row.
+    in lists with one entry per row of the batch. Today a batch has one row.
 
     Args:
         model: the model that generates.
