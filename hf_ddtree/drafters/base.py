@@ -75,6 +75,10 @@ class Drafter(CandidateGenerator):
     def get_candidates(self, input_ids, **kwargs):
         """Refuse: transformers' own assisted decoding takes sequences, and this object drafts trees.
 
+        Args:
+            input_ids: `[B, S]` int64, as transformers passes it.
+            kwargs: further arguments of transformers.
+
         Raises:
             NotImplementedError: always. The message says how to decode with a tree.
         """

@@ -30,3 +30,9 @@ POLICIES = {
     "swor": Policy(deterministic=False, drawn=MAX_DRAWN),
     "spectr": Policy(deterministic=False, drawn=MAX_DRAWN, replacement=True),
 }
+"""The sampling policies by the name that `tree_sampling` takes. `TreeConfig` describes them.
+
+Example:
+    >>> sorted(hf_ddtree.POLICIES)
+    ['hybrid', 'spectr', 'swor', 'target']
+"""
