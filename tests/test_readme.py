@@ -1,6 +1,6 @@
-"""What the README and the other pages tell people to type works, and their links lead somewhere.
+"""The commands and snippets on the README and the other pages work, and their links lead somewhere.
 
-The blocks of the README run, on tiny models and shortened. Of every other command the options are understood and the
+The blocks of the README run on tiny models, with options that shorten them. Every other command is parsed, and its
 files exist.
 """
 
@@ -28,8 +28,8 @@ COMMAND = r"(?:make|pip|python|ddtree-benchmark) [^`]+?"
 
 CHAT_TEMPLATE = "{% for m in messages %}<s>{{ m.content }}</s>{% endfor %}{% if add_generation_prompt %}<s>{% endif %}"
 PLACEHOLDERS = {"MODEL": "target", "DRAFTER": "published", "PREFIX": "results", "ID": "3"}
-MAX_ULPS = 4  # below the maximum, of a token chosen in bf16; a wrong one is a hundred below
-# appended, so that a command of the README takes a moment
+MAX_ULPS = 4  # of a token chosen in bf16 below the maximum. A wrong token is a hundred below.
+# options to append, so that a command takes a moment
 SHORTER = {
     "python -m hf_ddtree.training generate": "--shards 2 --shard-size 8 --batch-size 16 --max-new-tokens 8",
     "python -m hf_ddtree.training train": "--steps 2 --evaluate-every 2 --batch-size 4 --anchors 4 --block-size 3 "
@@ -38,23 +38,23 @@ SHORTER = {
     "ddtree-benchmark": "--limit 2 --tree-budgets 4 --temperatures 0 --max-new-tokens 4",
     "python examples/measure/exactness.py": "--prompts 1 --drafters prompt_lookup --budgets 4 --max-new-tokens 4",
     "python examples/measure/sampling.py": "--samples 20 --seeds 1",
-    # without "auto", which would measure costs on a machine that is busy with tests, and keep them
+    # Without "auto", which would measure and store costs on a machine that is busy with tests.
     "python examples/measure/pausing.py": "--limit 1 --tree-budgets 4 --temperatures 0 --max-new-tokens 4",
 }
 
 
 def blocks(page: Path, language: str) -> list[str]:
-    """The fenced blocks of a page in a language."""
+    """Return the fenced blocks of a page in a language."""
     return [text for name, text in FENCED.findall(TEXTS[page]) if name == language]
 
 
 def lines(block: str) -> list[str]:
-    """The commands of a fenced block, without comments."""
+    """Return the commands of a fenced block, without comments."""
     return [shlex.join(shlex.split(line, comments=True)) for line in block.replace("\\\n", " ").splitlines()]
 
 
 def commands(page: Path) -> list[str]:
-    """The commands in the fenced blocks of a page, in its indented lines, and in its text."""
+    """Return the commands in the fenced blocks of a page, in its indented lines, and in its text."""
     unfenced = FENCED.sub("", TEXTS[page]).replace("\\\n", " ")
     fenced = [command for block in blocks(page, "sh") for command in lines(block)]
     indented = re.findall(rf"^ {{4}}({COMMAND})$", unfenced, re.MULTILINE)
@@ -66,14 +66,14 @@ COMMANDS = sorted({command for page in PAGES for command in commands(page)})
 
 @pytest.fixture(autouse=True)
 def processes_of_their_own():
-    """accelerate settles things like mixed precision once per process; these commands share one with other tests."""
+    """Reset accelerate, which fixes settings once per process: these commands share one with other tests."""
     yield
     AcceleratorState._reset_state(reset_partial_state=True)
 
 
 @pytest.fixture
 def clone(small_clone, monkeypatch):
-    """The current directory: a clone with a small target and drafter in it."""
+    """Change into a clone with a small target and drafter in it, and return it."""
     monkeypatch.chdir(small_clone)
     return small_clone
 
@@ -91,7 +91,7 @@ def small_clone(tmp_path_factory):
 
 
 def run(command: str, monkeypatch, more: str = "") -> None:
-    """Run a command of a page in this process; make and pip only say what they would do."""
+    """Run a command of a page in this process. make and pip only say what they would do."""
     program, *arguments = [PLACEHOLDERS.get(word, word) for word in shlex.split(f"{command} {more}")]
     if program == "make":
         plan = subprocess.run(["make", "-n", *arguments], cwd=ROOT, check=True, capture_output=True, text=True).stdout
@@ -110,7 +110,7 @@ def run(command: str, monkeypatch, more: str = "") -> None:
 
 
 def run_python(arguments: list[str], monkeypatch) -> None:
-    """What `python` with these arguments does."""
+    """Do what `python` does with these arguments."""
     is_module = arguments[0] == "-m"
     name, *rest = arguments[1:] if is_module else arguments
     monkeypatch.setattr(sys, "argv", [name, *rest])
@@ -125,7 +125,7 @@ def run_python(arguments: list[str], monkeypatch) -> None:
 
 
 @pytest.mark.parametrize("block", blocks(README, "sh"))
-def test_the_commands_of_the_readme_run(block, clone, monkeypatch):
+def test_readme_commands_run(block, clone, monkeypatch):
     for command in lines(block):
         shorter = [more for start, more in SHORTER.items() if command.startswith(start)]
         run(command, monkeypatch, *shorter)
@@ -134,7 +134,7 @@ def test_the_commands_of_the_readme_run(block, clone, monkeypatch):
 
 
 @pytest.mark.parametrize("command", [command for command in SHORTER if "examples/" in command])
-def test_the_scripts_of_the_pages_run(command, monkeypatch):
+def test_commands_with_scripts_run(command, monkeypatch):
     assert any(typed.startswith(command) for typed in COMMANDS)
     run(command, monkeypatch, SHORTER[command])
 
@@ -144,8 +144,8 @@ class Understood(Exception):
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_every_command_is_understood(command, clone, monkeypatch):
-    """Programs are not started, unless they take no options and are known by their file."""
+def test_commands_are_understood(command, clone, monkeypatch):
+    """No program starts. Of scripts without options, the file exists."""
     parse_args = ArgumentParser.parse_args
 
     def parse_and_stop(*args, **kwargs):
@@ -177,16 +177,16 @@ def test_every_command_is_understood(command, clone, monkeypatch):
         "python examples/measure/attention_speed.py --device cpu --repeats 12",  # in an indented line
     ],
 )
-def test_commands_are_found_wherever_they_stand(command):
+def test_commands_finds_them_wherever_they_stand(command):
     assert command in COMMANDS
 
 
-def test_commands_may_take_several_lines():
+def test_commands_joins_several_lines():
     assert any(command.endswith("--initial first --learning-rate 1.5e-3 --seed 1") for command in COMMANDS)
 
 
 def replace(source: str, replacements: dict[str, str]) -> str:
-    """The source with every one of the replacements made."""
+    """Return the source after all replacements."""
     for old, new in replacements.items():
         assert old in source
         source = source.replace(old, new)
@@ -194,15 +194,15 @@ def replace(source: str, replacements: dict[str, str]) -> str:
 
 
 def execute(source: str, folder: Path) -> dict:
-    """Run a snippet; its variables."""
+    """Run a snippet, and return its variables."""
     file = folder / "snippet.py"
     file.write_text(source, encoding="utf-8")
     return runpy.run_path(str(file))
 
 
 @pytest.mark.parametrize("snippet", blocks(README, "python"))
-def test_the_snippet_of_the_readme_gives_the_target_s_own_text(snippet, clone, tmp_path, capsys):
-    """In fp32 it prints what plain generate prints; as written, in bf16, near-ties may fall the other way."""
+def test_readme_snippet_prints_the_text_of_plain_generate(snippet, clone, tmp_path, capsys):
+    """In fp32 the texts are equal. As written, in bf16, near-ties may fall the other way."""
     names = {"Qwen/Qwen3-4B": "target", "z-lab/Qwen3-4B-DFlash-b16": "published", '"cuda"': '"cpu"'}
     as_written = replace(snippet, names)
     exact = replace(as_written, {"torch.bfloat16": "torch.float32"})
@@ -223,12 +223,12 @@ def test_the_snippet_of_the_readme_gives_the_target_s_own_text(snippet, clone, t
     assert all(gap_below(*choice, torch.bfloat16)[1] <= MAX_ULPS for choice in choices)
 
 
-def test_every_block_of_the_readme_is_run():
+def test_readme_has_no_block_that_is_not_run():
     assert {language for language, _ in FENCED.findall(TEXTS[README])} == {"python", "sh"}
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_every_link_leads_somewhere(page):
+def test_links_lead_somewhere(page):
     prose = re.sub(r"`[^`]*`", "", FENCED.sub("", TEXTS[page]))
     for link in re.findall(r"\]\(([^)]+)\)", prose):
         path, _, anchor = link.partition("#")
@@ -241,6 +241,6 @@ def test_every_link_leads_somewhere(page):
 
 
 def anchors(page: Path) -> list[str]:
-    """Those GitHub gives the headings of a page."""
+    """Return the anchors that GitHub gives the headings of a page."""
     titles = re.findall(r"^#+ (.*)$", FENCED.sub("", page.read_text(encoding="utf-8")), re.MULTILINE)
     return [re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles]
