@@ -14,7 +14,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-from transformers import LogitsProcessor, PreTrainedTokenizerFast
+from transformers import PreTrainedTokenizerFast
 
 from hf_ddtree import DraftTree
 from hf_ddtree.drafters.dflash import embed_without_norm
@@ -202,46 +202,6 @@ def assert_same_cache(cache, expected) -> None:
             # rounding is relative to the largest entries that went into the sums, and a wrong row differs by their size
             tolerance = 1e-5 * float(expected_states.abs().max())
             torch.testing.assert_close(states, expected_states, rtol=0, atol=tolerance)
-
-
-def assert_same_calls(calls: list, expected: list) -> None:
-    """Assert that a processor saw equally many calls with the same prefixes in the same order, and equal logits."""
-    assert [ids.tolist() for ids, _ in calls] == [ids.tolist() for ids, _ in expected]
-    for (_, logits), (_, expected_logits) in zip(calls, expected, strict=True):
-        torch.testing.assert_close(logits, expected_logits, rtol=1e-4, atol=1e-4)
-
-
-class SpyProcessor(LogitsProcessor):
-    """Keeps a copy of the prefix and the logits of each call."""
-
-    def __init__(self):
-        self.calls: list[tuple[torch.Tensor, torch.Tensor]] = []
-
-    def __call__(self, input_ids, scores):
-        self.calls.append((input_ids.clone(), scores.clone()))
-        return scores
-
-
-class CountingProcessor(LogitsProcessor):
-    """Forbids tokens by the number of its calls, so one call too many changes the text."""
-
-    def __init__(self):
-        self.calls = 0
-
-    def __call__(self, input_ids, scores):
-        self.calls += 1
-        return scores.index_fill(1, torch.arange(self.calls % 3, scores.shape[1], 3), -torch.inf)
-
-
-class AutomatonProcessor(LogitsProcessor):
-    """Advances its state by the last token, as a grammar does: it must see every token exactly once."""
-
-    def __init__(self):
-        self.state = 0
-
-    def __call__(self, input_ids, scores):
-        self.state = (self.state * 5 + int(input_ids[0, -1])) % 11
-        return scores.index_fill(1, torch.arange(self.state % 4, scores.shape[1], 4), -torch.inf)
 
 
 def char_tokenizer() -> PreTrainedTokenizerFast:

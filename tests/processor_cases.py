@@ -11,7 +11,7 @@ EOS = 2
 
 
 class CountingProcessor(LogitsProcessor):
-    """Stateful in the crudest way: what it forbids depends on how often it was called."""
+    """Forbids tokens by the number of its calls, so one call too many changes the text."""
 
     def __init__(self):
         self.calls = 0
@@ -22,7 +22,7 @@ class CountingProcessor(LogitsProcessor):
 
 
 class AutomatonProcessor(LogitsProcessor):
-    """A grammar in miniature: its state advances by the last token, and it trusts that it sees every token once."""
+    """Advances its state by the last token, as a grammar does: it must see every token exactly once."""
 
     def __init__(self):
         self.state = 0
@@ -33,7 +33,7 @@ class AutomatonProcessor(LogitsProcessor):
 
 
 def far_from_the_last(batch_id, input_ids):
-    """For `prefix_allowed_tokens_fn`: the next token differs from the last one by at least 3."""
+    """Return the tokens that differ from the last one by at least 3, for `prefix_allowed_tokens_fn`."""
     return [token for token in range(4, 40) if abs(token - int(input_ids[-1])) >= 3]
 
 
@@ -42,13 +42,13 @@ class Case:
     """A setting that brings a processor in.
 
     Args:
-        id: what is tested.
+        id: the name of the case.
         processor: the class that must be among the request's processors.
-        settings: the setting; it may depend on the tokens that are generated when the model is left alone.
-        base: what the request needs beside it. Without the setting but with `base` the outcome must be another one.
-        sampled_only: greedy decoding ignores the setting.
-        changes: what the setting must change at least, "tokens" or "scores".
-        prompt_length: of the prompt.
+        settings: returns the setting, given the tokens that the model generates without it.
+        base: returns what the request needs beside it. With `base` alone, the outcome must differ.
+        sampled_only: whether greedy decoding ignores the setting.
+        changes: what the setting must change, "tokens" or at least "scores".
+        prompt_length: tokens of the prompt. None for the default.
     """
 
     id: str
@@ -61,7 +61,7 @@ class Case:
 
 
 def case(id, processor, settings, base=None, **options):
-    """A `Case` whose settings may be given as a dict too."""
+    """Return a `Case`. Its settings may also be given as dicts."""
 
     def as_function(value):
         return value if callable(value) else lambda tokens: value or {}

@@ -19,15 +19,15 @@ import hf_ddtree
 from hf_ddtree.testing import tiny_model
 
 NEW_TOKENS = 20
-# the default top-k of 50 would hide what the other samplers do
+# the default top-k of 50 would hide what other warpers do
 DECODING = {"greedy": {"do_sample": False}, "sampled": {"do_sample": True, "top_k": 0}}
 
 
-class Spy(LogitsProcessor):
-    """Keeps a copy of what it is called with."""
+class SpyProcessor(LogitsProcessor):
+    """Keeps a copy of the prefix and the logits of each call."""
 
     def __init__(self):
-        self.calls = []
+        self.calls: list[tuple[torch.Tensor, torch.Tensor]] = []
 
     def __call__(self, input_ids, scores):
         self.calls.append((input_ids.clone(), scores.clone()))
@@ -39,13 +39,13 @@ class Spied:
     """The processors of one request, and spies before the first and after the last of them."""
 
     classes: set[str] = field(default_factory=set)
-    raw: Spy = field(default_factory=Spy)
-    processed: Spy = field(default_factory=Spy)
+    raw: SpyProcessor = field(default_factory=SpyProcessor)
+    processed: SpyProcessor = field(default_factory=SpyProcessor)
 
 
 @contextmanager
 def spied_processors(model):
-    """Put spies around the processors that transformers itself builds for a request."""
+    """Put spies around the processors that transformers builds for a request, and yield what they see."""
     spied = Spied()
     build = model._get_logits_processor
 
@@ -59,7 +59,7 @@ def spied_processors(model):
 
 
 def run(model, input_ids, **settings):
-    """Generate from a fixed seed; returns the output and what the spies saw."""
+    """Generate from a fixed seed. Return the output and what the spies saw."""
     settings = {"max_new_tokens": NEW_TOKENS, "return_dict_in_generate": True, **settings}
     with spied_processors(model) as spied:
         output = generate(model, input_ids, seed=3, **settings)
@@ -67,7 +67,7 @@ def run(model, input_ids, **settings):
 
 
 def has_effect(case, plain, expected, model, input_ids, base) -> bool:
-    """Without the setting, other tokens or scores come out, or sampling is impossible."""
+    """Return whether tokens or scores differ without the setting, or sampling is impossible without it."""
     try:
         output, spied = run(model, input_ids, **base)
     except RuntimeError:
@@ -78,8 +78,8 @@ def has_effect(case, plain, expected, model, input_ids, base) -> bool:
     return any(not torch.equal(scores, expected_scores) for (_, scores), (_, expected_scores) in pairs)
 
 
-def assert_same_calls(calls, expected):
-    """Same number, order and prefixes; the logits up to rounding."""
+def assert_same_calls(calls: list, expected: list) -> None:
+    """Assert that a processor saw equally many calls with the same prefixes in the same order, and equal logits."""
     assert [ids.tolist() for ids, _ in calls] == [ids.tolist() for ids, _ in expected]
     for (_, logits), (_, expected_logits) in zip(calls, expected, strict=True):
         torch.testing.assert_close(logits, expected_logits, rtol=1e-4, atol=1e-4)
@@ -87,9 +87,9 @@ def assert_same_calls(calls, expected):
 
 @pytest.fixture(scope="module")
 def models():
-    """By drafter. With few kinds of tokens, a long prompt has seen most continuations, so that look-up hits too.
+    """Return the enabled model of each drafter.
 
-    The self-hash watermark of transformers needs 40 of them.
+    Look-up hits if the vocabulary is small and the prompt long. The self-hash watermark needs 40 tokens.
     """
     models = {"scripted": tiny_model("llama"), "look-up": tiny_model("llama", vocab_size=40, num_hidden_layers=2)}
     return {drafter: hf_ddtree.enable(model) for drafter, model in models.items()}
@@ -139,7 +139,7 @@ def test_look_up_cases_accept_tokens(models):
 
 
 def test_cases_cover_every_processor_of_transformers():
-    """Fails when a new version of transformers can put a processor in that no case above covers."""
+    """A new release of transformers may bring a processor that no case covers."""
     sources = [GenerationMixin._get_logits_processor]
     sources += [
         watermark.construct_processor
@@ -152,7 +152,7 @@ def test_cases_cover_every_processor_of_transformers():
         for name in called
         if inspect.isclass(value := getattr(logits_process, name, None)) and issubclass(value, LogitsProcessor)
     }
-    assert len(processors) > 25  # the search above still finds them
+    assert len(processors) > 25  # the search still finds them
     assert processors == {case.processor for case in CASES if hasattr(logits_process, case.processor)}
 
 
@@ -172,7 +172,7 @@ def test_generate_calls_no_processor_after_eos_inside_a_path(models):
     model, input_ids = models["scripted"], random_ids(12)
     alone, _ = run(model, input_ids)
     settings = {"eos_token_id": int(alone.sequences[0, 12 + 8])}
-    plain_processor, tree_processor = Spy(), Spy()
+    plain_processor, tree_processor = SpyProcessor(), SpyProcessor()
     plain, _ = run(model, input_ids, logits_processor=[plain_processor], **settings)
     drafter = scripted(alone.sequences, hit_rate=1.0)  # it drafts past the end
     tree, _ = run(
@@ -192,7 +192,7 @@ SCHEMA = {
 
 @pytest.mark.parametrize("decoding", DECODING)
 def test_generate_follows_a_json_schema_of_xgrammar(embedded, decoding):
-    """A real grammar: xgrammar's matcher raises if it is fed a token that was not chosen, or misses one that was."""
+    """xgrammar's matcher raises an error if it gets a token that was not chosen, or misses one that was."""
     xgrammar = pytest.importorskip("xgrammar", reason="needs xgrammar, which `make test` installs")
     from xgrammar.contrib.hf import LogitsProcessor as GrammarProcessor
 
