@@ -48,7 +48,7 @@ def test_patched_shares_the_dispatchers_between_threads(namespace):
             inside.set()
             leave.wait()
 
-    thread = threading.Thread(target=other)
+    thread = threading.Thread(target=other, daemon=True)  # so that a failure does not hang
     thread.start()
     inside.wait()
     with patched(patches):

@@ -51,7 +51,7 @@ def test_prefill_ignores_forwards_of_other_threads():
 
     def generate_elsewhere(module, args, kwargs):
         if not started:
-            started.append(threading.Thread(target=lambda: model(random_ids(3))))
+            started.append(threading.Thread(target=lambda: model(random_ids(3), output_hidden_states=True)))
             started[0].start()
             started[0].join()
 
