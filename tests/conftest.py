@@ -21,3 +21,15 @@ def embedded():
     """Return the embedded model in fp32, plain, and its tokenizer. A test that enables the model disables it again."""
     model, tokenizer, _ = load_embedded()
     return model, tokenizer
+
+
+@pytest.fixture
+def poisoned_memory(monkeypatch):
+    """Fill what the kernel allocates with NaN, so an entry that it does not write is seen."""
+    original = torch.Tensor.new_empty
+
+    def new_empty(*args, **kwargs):
+        tensor = original(*args, **kwargs)
+        return tensor.fill_(torch.nan) if tensor.is_floating_point() else tensor
+
+    monkeypatch.setattr(torch.Tensor, "new_empty", new_empty)

@@ -16,7 +16,8 @@ def test_attention_speed_measures_a_layer_and_a_model(script, capsys, kernel):
     results = json.loads(capsys.readouterr().out.splitlines()[-1])
     [layer], [model] = results["attention"], results["verify"]
     assert set(layer["ms"]) == {"sdpa", "grouped", *["triton"] * kernel}
-    assert not kernel or layer["error"] < 1e-5
+    # fp32 sums in another order; tests/kernels holds the kernel to the same bound
+    assert not kernel or layer["error"] < 2e-6
     for backend in ("sdpa", "triton") if kernel else ("sdpa",):
         assert set(model[backend]["ms"]) == {"1", "5"} and model[backend]["relative"]["1"] == 1
 

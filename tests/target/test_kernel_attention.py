@@ -33,16 +33,7 @@ WINDOWS = {
 }
 
 
-@pytest.fixture(autouse=True)
-def poisoned(monkeypatch):
-    """Fill what the kernel allocates with NaN, so an entry that it does not write is seen."""
-    original = torch.Tensor.new_empty
-
-    def new_empty(*args, **kwargs):
-        tensor = original(*args, **kwargs)
-        return tensor.fill_(torch.nan) if tensor.is_floating_point() else tensor
-
-    monkeypatch.setattr(torch.Tensor, "new_empty", new_empty)
+pytestmark = pytest.mark.usefixtures("poisoned_memory")
 
 
 @pytest.fixture
