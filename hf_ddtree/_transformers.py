@@ -105,8 +105,8 @@ def past_recording(cache: Cache) -> Iterator[None]:
     Private names: the attributes `record_past` and `recurrent_states_to_keep` of cache layers.
     `Cache.activate_past_recording` cannot be undone, and recording costs memory in every later prefill. From 5.25 on,
     layers also keep the last `recurrent_states_to_keep` recurrent states, and models fail without a number. Zero is
-    right for trees: the state after a scattered path is none of these, and `TreeStates.commit` computes it. 5.24
-    ignores the attribute. A public way to stop recording, with a default number of states, would replace both.
+    right for trees, because none of these is the state after a scattered path. `TreeStates.commit` computes that one.
+    5.24 ignores the attribute. A public way to stop recording, with a default number of states, would replace both.
     """
     layers = [layer for layer in cache.layers if isinstance(layer, DynamicSlidingWindowLayer | LinearAttentionLayer)]
     before = [(layer.record_past, getattr(layer, "recurrent_states_to_keep", 0)) for layer in layers]
@@ -123,7 +123,7 @@ def past_recording(cache: Cache) -> Iterator[None]:
 def crop_rows(layer: Any, n_rows: int) -> None:
     """Drop the last `n_rows` rows of a cache layer, and leave its recurrent states as they are.
 
-    Sliding layers and convolutions are also trimmed back to their window, so the call matters for 0 rows, too.
+    Sliding layers and convolutions are also trimmed back to their window, so the call has an effect even for 0 rows.
 
     Private names: the attributes `recurrent_states` and `recurrent_states_history` of `LinearAttentionLayer`. From 5.25
     on, `crop` restores the recurrent state that the layer recorded `n_rows` tokens ago. The nodes of a tree are not a

@@ -27,7 +27,7 @@ def build_tree(
 ) -> DraftTree:
     """Choose the tree's shape best-first from the drafter's marginals, then draw the tokens of its drawn nodes.
 
-    Without drawn nodes these are the `tree_budget` most probable prefixes, where the prefix (v_1, .., v_d) has
+    Without drawn nodes, the tree holds the `tree_budget` most probable prefixes, where the prefix (v_1, .., v_d) has
     probability q_1(v_1) * .. * q_d(v_d). The shape is fixed from q alone before anything is drawn, because a shape that
     reacted to drawn tokens would bias the output.
 
@@ -76,7 +76,7 @@ def build_tree(
 
 
 def _first(rows: list[list[float]], wanted: torch.Tensor) -> list[list[float]]:
-    """Return the first entries of each row: as many as are wanted, `[rows, n]` bool."""
+    """Return the first entries of each row: as many as `wanted`, `[rows, n]` bool, has True entries in that row."""
     return [row[:n] for row, n in zip(rows, wanted.sum(dim=-1).tolist(), strict=True)]
 
 

@@ -1,8 +1,8 @@
-"""Every refusal of a request, at entry: what cannot work raises a ValueError that names the argument and the way out.
+"""Every refusal of a request, at entry. Each raises a ValueError that names the argument and the way out.
 
 Each check has one subject: the class, the options, the model, the settings, the arguments, the inputs, the drafter, the
-attention, the budget. enable.py calls them in this order, before anything runs. What shows only later is refused where
-it shows: a wrong tree forward in target/selfcheck.py, a wrong checkpoint in drafters/load.py.
+attention, the budget. enable.py calls them in this order, before anything runs. Problems that show only later are
+refused elsewhere: a wrong tree forward in target/selfcheck.py, and a wrong checkpoint in drafters/load.py.
 """
 
 from typing import Any, NoReturn
@@ -32,8 +32,8 @@ HYBRID_LAYER_TYPES = ("hybrid", "hybrid_sliding")  # attention and a recurrent s
 RECURRENT_LAYER_TYPES = ("linear_attention", "conv", *HYBRID_LAYER_TYPES, "mlp", "moe")
 # model types without `layer_types` whose only memory is a recurrent state outside of transformers' caches
 RECURRENT_MODEL_TYPES = ("rwkv", "xlstm")
-# After a cached text, these compute something else over several tokens than token by token. The difference may be so
-# small that only fp32 shows it, or so large that the text changes.
+# After a cached text, a forward of these over several tokens gives other results than forwards token by token. The
+# difference may be so small that only fp32 shows it, or so large that the text changes.
 INCONSISTENT_MODEL_TYPES = ("jamba", "nemotron_h", "recurrent_gemma", "zamba2")
 
 
@@ -175,12 +175,12 @@ def check_settings(settings: GenerationConfig) -> None:
 
 
 def check_arguments(arguments: dict[str, Any]) -> None:
-    """Raise a ValueError for an argument of `generate` outside its settings that does not work with `tree_budget`.
+    """Raise a ValueError for an argument of `generate`, not a setting, that does not work with `tree_budget`.
 
     Args:
         arguments: `assistant_model`, `streamer`, `tokenizer`, ... as `generate` collected them.
     """
-    if "synced_gpus" not in arguments:  # only a callable that does not ask for it goes without
+    if "synced_gpus" not in arguments:  # only a custom callable without this parameter leads here
         refuse_custom_generate()
     if arguments["synced_gpus"]:
         raise ValueError("synced_gpus=True does not work with tree_budget: drop it, or drop tree_budget.")
@@ -223,7 +223,7 @@ def check_inputs(
     Args:
         model: the target.
         input_ids: `[B, S]` int64.
-        max_length: tokens of the finished sequence at most.
+        max_length: the maximum length of the finished sequence, in tokens.
         model_kwargs: the keyword arguments that `generate` prepared for the forward.
     """
     if input_ids.shape[0] != 1:
@@ -283,7 +283,7 @@ def check_rope(model: PreTrainedModel, length: int, max_length: int) -> None:
     Args:
         model: the target.
         length: the tokens of the prompt.
-        max_length: tokens of the finished sequence at most.
+        max_length: the maximum length of the finished sequence, in tokens.
     """
     config = text_config(model)
     parameters = getattr(config, "rope_parameters", None) or {}
@@ -307,7 +307,7 @@ def check_assistant(assistant_model: object, target: PreTrainedModel, max_length
     Args:
         assistant_model: what the user passed.
         target: the model that generates.
-        max_length: tokens of the finished sequence at most.
+        max_length: the maximum length of the finished sequence, in tokens.
     """
     if isinstance(assistant_model, Drafter) and assistant_model.used:
         raise ValueError("assistant_model: a drafter object serves one generate call; make a new one.")
@@ -366,7 +366,7 @@ def check_causal_lm(model: PreTrainedModel, target: PreTrainedModel, max_length:
     Args:
         model: the drafter's model.
         target: the model that generates.
-        max_length: tokens of the finished sequence at most.
+        max_length: the maximum length of the finished sequence, in tokens.
     """
     check_model(model, argument="assistant_model", recurrent=False)
     config, vocab_size = text_config(model), text_config(target).vocab_size

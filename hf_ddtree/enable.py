@@ -6,7 +6,7 @@
       _assisted_decoding(...)              checks the inputs, resolves the Request, builds
                                            target, drafter and budget, and runs generate.decode
 
-Each hook falls through to the model's own when no tree was asked for.
+Each hook calls the model's own one when no tree was asked for.
 """
 
 from functools import cache
@@ -90,10 +90,10 @@ else:
 
 
 class TreeGenerationMixin(_Model):
-    """The hooks of `generate` that tree decoding overrides. Each falls through when no tree was asked for.
+    """The hooks of `generate` that tree decoding overrides. Each calls the model's own one when no tree was asked for.
 
-    The tree options stand on the generation config of the call under their own names, where transformers keeps every
-    other setting, and where a user's `GenerationConfig(tree_budget=64)` has them.
+    The tree options are attributes of the call's generation config, where transformers keeps every other setting. A
+    user's `GenerationConfig(tree_budget=64)` has them there, too.
     """
 
     def _prepare_generation_config(self, generation_config=None, **kwargs):
@@ -105,10 +105,10 @@ class TreeGenerationMixin(_Model):
         tree_config = _tree_config(generation_config)
         if tree_config is not None:
             checks.check_tree_config(tree_config)
-            # this early, because some settings make `generate` leave for another implementation
+            # checked this early, because some settings make `generate` leave for another implementation
             checks.check_settings(generation_config)
             if generation_config.prompt_lookup_num_tokens is None:
-                # makes it a request for assisted generation even without an assistant_model
+                # makes the call assisted generation even without an assistant_model
                 generation_config.prompt_lookup_num_tokens = DEFAULT_LOOKUP_DEPTH
         return generation_config, model_kwargs
 
@@ -154,7 +154,7 @@ def _tree_config(generation_config: GenerationConfig) -> TreeConfig | None:
 
 
 def resolve_request(tree_config: TreeConfig, settings: GenerationConfig) -> Request:
-    """Return everything that a call decided. Below this file nothing reads the settings.
+    """Return the resolved settings of a call. The decoding loop reads these instead of transformers' settings.
 
     Args:
         tree_config: the tree options of the call.

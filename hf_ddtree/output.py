@@ -20,7 +20,7 @@ class Round:
     """One round of tree decoding.
 
     Args:
-        tree_size: drafted nodes that were verified, root excluded. 0 where `tree_budget="auto"` did not draft.
+        tree_size: drafted nodes that were verified, root excluded. 0 if `tree_budget="auto"` did not draft.
         accepted_length: drafted tokens kept, root and bonus token excluded.
         tree: the verified tree without its `proposals`, with `tree_trace=True`.
         path: its accepted nodes from the root, 0, down, with `tree_trace=True`.
@@ -68,7 +68,7 @@ class Recorder:
 
     Args:
         request: the request.
-        device: the target's device. With `tree_timing=True`, stages begin and end when it has finished its work.
+        device: the target's device. With `tree_timing=True`, stages begin and end when the device has finished.
     """
 
     def __init__(self, request: Request, device: torch.device):
@@ -101,7 +101,7 @@ class Recorder:
         """
         entry = Round(tree_size=len(tree) - 1, accepted_length=len(path) - 1)
         if self.request.trace:
-            # without proposals, each of which holds a distribution over the vocabulary
+            # proposals are dropped, because each holds a distribution over the vocabulary
             entry.tree, entry.path = replace(tree, proposals={}), path
         if self.request.timing:
             entry.seconds, self.seconds = self.seconds, {}

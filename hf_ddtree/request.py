@@ -1,4 +1,4 @@
-"""What the user may ask for (`TreeConfig`), and what one call of `generate` decided (`Request`)."""
+"""The user's options (`TreeConfig`), and the resolved settings of one call of `generate` (`Request`)."""
 
 from dataclasses import dataclass
 
@@ -23,7 +23,7 @@ class TreeConfig:
             "auto" selects in every round the nodes that are worth their time on this machine, which may be none.
         tree_sampling: which children the nodes get under `do_sample=True`. The output has the target's distribution
             with each policy; they differ in how many drafted tokens are accepted. Prompt look-up never draws children,
-            and a drafter of your own chooses itself.
+            and a drafter of your own makes this choice itself.
             - "target": the most probable children. The target's own draw is kept if it is among them. The same seed
               gives the same text as plain sampling.
             - "hybrid": the most probable children, and one child drawn from the drafter's distribution outside them.
@@ -51,7 +51,7 @@ class TreeConfig:
 
 @dataclass(frozen=True)
 class Request:
-    """Everything that one call of `generate` decided. `enable` resolves it once; no other file reads the settings.
+    """The resolved settings of one call of `generate`. The decoding loop reads these instead of transformers' settings.
 
     Args:
         tree_budget: drafted nodes per round, or "auto".
@@ -62,7 +62,7 @@ class Request:
         do_sample: sample, instead of taking the most probable token.
         temperature: the sampling temperature, 0 for greedy decoding.
         warpers: temperature, top-k, top-p and min-p, to be applied to draft logits. Empty for greedy decoding.
-        max_length: tokens of the finished sequence at most, prompt and padding included.
+        max_length: the maximum length of the finished sequence in tokens, prompt and padding included.
         lookup_depth: the depth of a prompt look-up tree.
         lookup_match: the longest suffix that prompt look-up compares, in tokens.
         return_dict: return a `GenerateDDTreeOutput` instead of the sequence alone.

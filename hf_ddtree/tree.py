@@ -46,7 +46,7 @@ class DraftTree:
         proposals: for each node with drawn children, what they were drawn from.
         log_reach: `[N]` float32, the estimated log-probability that the walk reaches each node: 0 for the root, and at
             most the parent's value for every other node. None if there is no estimate, or if the estimate depends on
-            drawn tokens. Without it the automatic budget selects no nodes.
+            drawn tokens. Without it the automatic budget verifies the whole tree.
 
     Example:
         >>> tree = hf_ddtree.DraftTree.from_lists(token_ids=[5, 8, 9, 3], parents=[-1, 0, 0, 1])

@@ -51,7 +51,7 @@ class Emitter:
         streamer: BaseStreamer | None,
         attention_mask: torch.Tensor | None,
     ) -> "Emitter":
-        """Return an emitter that collects what the request wants returned.
+        """Return an emitter that collects what the request asks to return.
 
         Args:
             request: the request.
@@ -140,10 +140,11 @@ def count_padding(input_ids: torch.Tensor, attention_mask: torch.Tensor | None) 
 def walk_tree(tree: DraftTree, node_logits: torch.Tensor, emitter: Emitter) -> list[int]:
     """At each node, emit a token of the target's distribution, and descend while it is a child. Return the path.
 
-    P(y | prefix) = p(y) at every node, whatever the tree: without drawn children because the choice never looks at the
-    tree, and with drawn children by rejection sampling. Greedy output is therefore the target's own, and sampled output
-    has its distribution. Without drawn children, a seed gives the text that plain sampling gives. The walk emits
-    exactly one token per node of the path. The last one, the bonus token, left the tree or ended the generation.
+    P(y | prefix) = p(y) at every node, whatever the tree. Without drawn children, the choice never looks at the tree.
+    With drawn children, rejection sampling keeps the distribution. Greedy output is therefore the target's own, and
+    sampled output has its distribution. Without drawn children, a seed gives the text that plain sampling gives. The
+    walk emits exactly one token per node of the path. The last one, the bonus token, left the tree or ended the
+    generation.
 
     Args:
         tree: N nodes.

@@ -188,8 +188,8 @@ class CostAwareBudget(Budget):
         history.seconds.update(seconds)
         if n_tokens * alone > seconds:
             history.pause = 1  # drafting may pay again
-        # More than a request inherits: its own first draft counts. A tree trimmed to its root counts as evidence at
-        # once.
+        # A request inherits at most MAX_CARRIED_WEIGHT, so its own first draft always counts before a pause. A tree
+        # trimmed to its root counts as evidence at once.
         judged = history.tokens.weight > MAX_CARRIED_WEIGHT or len(self._tree) == 1
         if judged and history.tokens.value * alone < (1 - TOLERATED_LOSS) * history.seconds.value:
             self.skip, history.pause = history.pause, min(2 * history.pause, MAX_PAUSE)

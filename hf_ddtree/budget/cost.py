@@ -16,7 +16,7 @@ class VerifyCost:
         measured: `[2][len(sizes)]`, seconds.
 
     Raises:
-        ValueError: if these do not fit together.
+        ValueError: if the arguments do not fit together.
     """
 
     sizes: list[int]

@@ -12,8 +12,8 @@ class Drafter(CandidateGenerator):
     """Drafts a tree per round. One object serves one `generate` call and holds the drafting state of that call.
 
     Derive from this class to write a drafter of your own. `draft` is the only method it needs. A drafter only shapes
-    the tree. Its tokens cannot change the output as long as the root carries the last token, drawn children were drawn
-    from the q they come with, and the drafter leaves torch's global random generators alone.
+    the tree. Its tokens cannot change the output under three conditions. The root carries the last token. Drawn
+    children were drawn from the q in the tree's `proposals`. The drafter leaves torch's global random generators alone.
 
     Attributes:
         taps: the target's hidden states that the drafter reads, as indices into `outputs.hidden_states`.

@@ -16,9 +16,9 @@ class CausalLMDrafter(Drafter):
     """Grows the tree level by level. q depends on the path, so each level costs one forward of the model.
 
     After each level, the best `tree_budget` nodes by path probability stay. Growth ends when no new node is among them,
-    at `num_assistant_tokens` levels, or when the path probabilities of a level sum to less than
-    `assistant_confidence_threshold`, which means that the drafter itself expects the walk to end earlier. Both settings
-    come from the model's own generation_config, as in native assisted generation.
+    or at `num_assistant_tokens` levels. It also ends when the path probabilities of a level sum to less than
+    `assistant_confidence_threshold`: the drafter then expects the walk to end earlier. Both settings come from the
+    model's own generation_config, as in native assisted generation.
 
     With drawn children, no node is dropped after it was drawn: each level gets a share of the budget.
 
@@ -36,7 +36,8 @@ class CausalLMDrafter(Drafter):
         self.max_levels = own.num_assistant_tokens or defaults["num_assistant_tokens"]
         threshold = own.assistant_confidence_threshold
         self.confidence = defaults["assistant_confidence_threshold"] if threshold is None else threshold
-        # Full layers, and windows by mask: a sliding layer would count the rows of a tree as if they were a sequence.
+        # Every layer keeps all rows, and the mask applies the windows. A sliding layer would count the rows of a tree
+        # as if they were a sequence.
         self.cache = DynamicCache()
         self.device = model.device
         self.committed = 0  # tokens of the sequence in the cache

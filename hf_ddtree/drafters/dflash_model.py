@@ -122,8 +122,8 @@ class DFlashDecoderLayer(Qwen3DecoderLayer):
 class DFlashDraftModel(Qwen3PreTrainedModel):
     """The DFlash drafter (Chen, Liang & Liu, arXiv 2602.06036) in the z-lab v1 checkpoint layout.
 
-    It has neither an embedding nor a head, because it uses the target's. It is called like transformers' own DFlash
-    drafters.
+    It has neither an embedding nor a head, because it uses the target's. Its `forward` takes the same keywords as that
+    of transformers' own DFlash drafters.
 
     Args:
         config: must have `mask_token_id`, `target_layer_ids` and `block_size`.

@@ -90,7 +90,7 @@ class Growth:
         index = {node: i for i, node in enumerate(order)}
         parents = [-1, *(index[self.parents[node]] for node in order[1:])]
         proposals = {index[node]: proposal for node, proposal in self.proposals.items()}
-        # with drawn nodes the estimates depend on drawn parents, so nothing may be decided by them
+        # with drawn nodes the estimates depend on drawn tokens, so the budget must not select nodes by them
         log_reach = [self.log_probs[node] for node in order] if not proposals else None
         tree = DraftTree.from_lists([self.token_ids[node] for node in order], parents, proposals, log_reach)
         rows = {index[node]: row for row, node in enumerate(self.evaluated) if node in index}
@@ -105,7 +105,7 @@ class DrawnGrowth(Growth):
     """
 
     def expand(self, nodes, log_probs):
-        """Give the level half of the rest of the budget, best-first over some nodes, and draw.
+        """Give the next level half of the remaining budget, choose its children best-first, and draw.
 
         Args:
             nodes: the parents.

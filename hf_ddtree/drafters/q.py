@@ -8,7 +8,7 @@ from transformers import LogitsProcessorList
 from ..sampling.policies import Policy
 from ..sampling.randomness import Randomness
 
-# The prior of the acceptance estimate: where the first drafters settled, with the weight of a few rounds.
+# The prior of the acceptance estimate: the value that the first drafters reached, with the weight of a few rounds.
 INITIAL_ACCEPTANCE, ACCEPTANCE_PRIOR_WEIGHT = 0.3, 4
 
 

@@ -43,8 +43,9 @@ class Randomness:
     ) -> list[list[int]]:
         """Return indices drawn outside given sets, one list per request.
 
-        All requests are served from one pool of independent draws, and each skips what it must not take. Rejection
-        leaves the rest of the distribution as it is, and the first occurrences are a sample without replacement.
+        All requests are served from one pool of independent draws, and each skips the indices that it must not take.
+        Skipping leaves the rest of the distribution as it is, and the first occurrences are a sample without
+        replacement.
 
         Args:
             weights: `[V]`, not negative.

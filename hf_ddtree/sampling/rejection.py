@@ -63,8 +63,8 @@ def recursive_rejection(p: torch.Tensor, q: torch.Tensor, tokens: list[int], ran
 def k_sequential(p: torch.Tensor, q: torch.Tensor, tokens: list[int], randomness: Randomness) -> int:
     """Accept the first x_i with probability min(1, p(x_i) / (g q(x_i))). At the end draw y ~ norm(p - c min(q, p / g)).
 
-    x_1 .. x_k are independent draws from q, b = sum_v min(q(v), p(v) / g) is the probability that one is accepted,
-    c = (1 - (1 - b)^k) / b, and g solves 1 - (1 - b)^k = g b: the smallest g for which the residual is not negative.
+    x_1 .. x_k are independent draws from q. b = sum_v min(q(v), p(v) / g) is the probability that one is accepted, and
+    c = (1 - (1 - b)^k) / b. g solves 1 - (1 - b)^k = g b. It is the smallest g for which the residual is not negative.
 
     Args:
         p: `[V]`, the target's distribution.
@@ -88,7 +88,7 @@ def k_sequential(p: torch.Tensor, q: torch.Tensor, tokens: list[int], randomness
 def solve_gamma(p: torch.Tensor, q: torch.Tensor, k: int) -> float:
     """Return, from above, the smallest g in [1, k] with 1 - (1 - b)^k <= g b, where b = sum_v min(q(v), p(v) / g).
 
-    Any g that satisfies the inequality keeps the output exact. A larger one only accepts less.
+    Any g that satisfies the inequality keeps the output exact. A larger g only accepts fewer draws.
 
     Args:
         p: `[V]`, the target's distribution.

@@ -36,7 +36,7 @@ class Committed:
 
 
 def is_recurrent(layer) -> bool:
-    """Return whether a cache layer holds a recurrent state, which dropping rows does not take back."""
+    """Return whether a cache layer holds a recurrent state. Dropping rows does not undo a change of that state."""
     return isinstance(layer, RECURRENT_LAYERS)
 
 
@@ -45,8 +45,8 @@ def uncommitted_rows(cache: Cache) -> Iterator[Committed]:
     """Let layers hold more rows than they need between a tree forward and `commit_path`.
 
     Yields the number of committed tokens, which the caller increases after each commit. When the context ends, also by
-    an exception in the middle of a round, the cache is as plain `generate` leaves it: it has no rows of an uncommitted
-    tree, and it no longer records past rows, which would cost memory in the next prefill.
+    an exception in the middle of a round, the cache is as plain `generate` leaves it. It has no rows of an uncommitted
+    tree. It no longer records past rows, because that would cost memory in the next prefill.
 
     Args:
         cache: the cache after the prefill.
@@ -81,7 +81,7 @@ def commit_path(cache: Cache, path: list[int], n_nodes: int) -> None:
         for states in tensors:
             nodes = states[..., -n_nodes:, :]
             nodes[..., : len(path), :] = nodes.index_select(-2, rows_on[states.device])
-    # also if nothing is dropped, because this trims sliding layers back to their window
+    # called even if nothing is dropped, because this trims sliding layers back to their window
     for layer in cache.layers:
         crop_rows(layer, n_nodes - len(path))
 

@@ -123,7 +123,11 @@ def kernel_problem(
 ) -> str | None:
     """Return why the kernel cannot verify trees for this call, or None.
 
-    The arguments are those of `choose_attention`.
+    Args:
+        model: the target.
+        device: where the inputs are.
+        attention_mask: `[1, S]`, the padding mask of the prompt, or None.
+        path_by_path: whether trees of this model are verified path by path.
     """
     if find_spec("triton") is None:
         return "Triton is not installed (pip install triton; it does not exist for macOS)"

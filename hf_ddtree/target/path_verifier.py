@@ -21,7 +21,7 @@ def is_path_by_path(model: PreTrainedModel, cache: Cache) -> bool:
 
     Args:
         model: the target.
-        cache: its cache, whose layers tell.
+        cache: its cache. The types of its layers decide.
     """
     return any(map(is_recurrent, cache.layers)) and not gated_delta_patches(model)
 
@@ -29,8 +29,8 @@ def is_path_by_path(model: PreTrainedModel, cache: Cache) -> bool:
 class PathVerifier:
     """Verifies every root-to-leaf path as a sequence of its own, and commits a path by running it once more.
 
-    Serves layers whose state of one token cannot be taken back. The tokens near the root run once per leaf below them,
-    and every path needs a copy of the cache, but any model that continues a cached text can be verified like this.
+    This serves layers whose state cannot be rolled back by a token. The tokens near the root run once per leaf below
+    them, and every path needs a copy of the cache. In return, any model that continues a cached text can be verified.
 
     Args:
         model: the target.

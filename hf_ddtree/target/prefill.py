@@ -1,4 +1,4 @@
-"""Running the prompt through the target, and the hidden states of it that the drafter reads."""
+"""Running the prompt through the target, and collecting the hidden states that the drafter reads."""
 
 from threading import get_ident
 from typing import Any

@@ -1,4 +1,4 @@
-"""The check behind the promise: on first use, a model's tree forward must equal its own sequential forwards."""
+"""The self-check: on first use, a model's tree forward must equal its own sequential forwards."""
 
 import copy
 from weakref import WeakKeyDictionary
@@ -23,8 +23,8 @@ MAX_PREFIX = 256
 # for that measurement.
 TOLERANCE_FLOOR = {torch.float64: 1e-6, torch.float32: 1e-4}
 LOW_PRECISION_TOLERANCE_FLOOR = 5e-2
-# Two plain ways to run the same text differ by more than this only if something random is in between, or if the model
-# computes something else token by token than over several tokens.
+# Two plain ways to run the same text differ by more than this for two reasons only. Either the model draws random
+# numbers, or it gives other results token by token than over several tokens.
 MAX_ROUNDING = {torch.float64: 1e-4, torch.float32: 5e-4}
 MAX_LOW_PRECISION_ROUNDING = 0.2
 

@@ -137,7 +137,7 @@ class Target:
         if last_position is None:
             return room
         left = last_position - 1 - int(text_positions(self.model_kwargs["position_ids"])[0, -1])
-        # a negative number means that plain generate went beyond, which works where positions are not learned
+        # negative if the text is already beyond the last position, which works if positions are not learned
         return room if left < 0 else min(room, left)
 
     def _in_decoding(self) -> TreeVerifier | PathVerifier:

@@ -1,4 +1,4 @@
-"""Clocks: what verifying n nodes takes on this machine, and the name under which that can be stored."""
+"""Measuring the time of verifying n nodes on this machine, and the name under which it can be stored."""
 
 import hashlib
 import json
