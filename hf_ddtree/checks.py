@@ -21,20 +21,18 @@ from .sampling.policies import POLICIES
 from .target.attention import text_config
 from .target.cache import ATTENTION_LAYERS, RECURRENT_LAYERS, is_recurrent
 from .target.kernel_attention import kernel_problem
-from .target.masks import MASKED_LAYER_TYPES
+from .target.layer_types import (
+    HYBRID_LAYER_TYPES,
+    INCONSISTENT_MODEL_TYPES,
+    MASKED_LAYER_TYPES,
+    RECURRENT_LAYER_TYPES,
+    RECURRENT_MODEL_TYPES,
+)
 from .target.path_verifier import is_path_by_path
 
 ATTENTION_BACKENDS = ("auto", "sdpa", "triton")
 SUPPORTED_IMPLEMENTATIONS = ("eager", "sdpa")
 SUPPORTED_CACHES = (None, "dynamic")
-# names in `config.layer_types` of layers whose state is in the cache, and of layers without a state
-HYBRID_LAYER_TYPES = ("hybrid", "hybrid_sliding")  # attention and a recurrent state side by side
-RECURRENT_LAYER_TYPES = ("linear_attention", "conv", *HYBRID_LAYER_TYPES, "mlp", "moe")
-# model types without `layer_types` whose only memory is a recurrent state outside of transformers' caches
-RECURRENT_MODEL_TYPES = ("rwkv", "xlstm")
-# After a cached text, a forward of these over several tokens gives other results than forwards token by token. The
-# difference may be so small that only fp32 shows it, or so large that the text changes.
-INCONSISTENT_MODEL_TYPES = ("jamba", "nemotron_h", "recurrent_gemma", "zamba2")
 
 
 def check_class(model: object) -> None:

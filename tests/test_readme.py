@@ -4,6 +4,7 @@ The blocks of the README run on tiny models, with options that shorten them. Eve
 files exist.
 """
 
+import inspect
 import re
 import runpy
 import shlex
@@ -18,6 +19,7 @@ from accelerate.state import AcceleratorState
 from helpers import ROOT, char_tokenizer, copy_sources
 
 from hf_ddtree.benchmark.exactness import gap_below
+from hf_ddtree.checks import check_settings
 from hf_ddtree.testing import tiny_dflash_drafter, tiny_model
 
 README = ROOT / "README.md"
@@ -244,3 +246,10 @@ def anchors(page: Path) -> list[str]:
     """Return the anchors that GitHub gives the headings of a page."""
     titles = re.findall(r"^#+ (.*)$", FENCED.sub("", page.read_text(encoding="utf-8")), re.MULTILINE)
     return [re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles]
+
+
+def test_targets_page_lists_every_refused_setting():
+    names = re.findall(r'^        "(\w+)": \(', inspect.getsource(check_settings), re.MULTILINE)
+    assert len(names) > 12, "the search still finds the settings"
+    page = (ROOT / "docs" / "targets.md").read_text(encoding="utf-8")
+    assert [name for name in names if name not in page] == []

@@ -3,7 +3,7 @@
 import torch
 from transformers import Cache, PreTrainedConfig
 
-MASKED_LAYER_TYPES = ("full_attention", "sliding_attention")
+from .layer_types import MASKED_LAYER_TYPES
 
 Masks = torch.Tensor | dict[str, torch.Tensor | None]
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from hf_ddtree.checks import INCONSISTENT_MODEL_TYPES
+from hf_ddtree.target.layer_types import INCONSISTENT_MODEL_TYPES
 from hf_ddtree.testing import ALL_FAMILIES, FAMILIES, GATED_DELTA_FAMILIES, INCONSISTENT_FAMILIES, RECURRENT_FAMILIES
 
 
