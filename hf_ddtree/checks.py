@@ -29,6 +29,8 @@ from .target.layer_types import (
     RECURRENT_MODEL_TYPES,
 )
 from .target.path_verifier import is_path_by_path
+from .target.prefill import text_positions
+from .target.rope import frequency_changes
 
 ATTENTION_BACKENDS = ("auto", "sdpa", "triton")
 SUPPORTED_IMPLEMENTATIONS = ("eager", "sdpa")
@@ -49,13 +51,13 @@ def check_class(model: object) -> None:
         )
 
 
-def check_options(options: dict[str, Any]) -> None:
+def check_options(options: list[str]) -> None:
     """Raise a ValueError for tree options without `tree_budget`.
 
     Args:
-        options: the tree options of the call by name, at least one.
+        options: the names of the tree options in a call without a budget, apart from those that are False.
     """
-    if "tree_budget" not in options:
+    if options:
         raise ValueError(f"{sorted(options)} need tree_budget, the number of drafted nodes per round; pass it too.")
 
 
@@ -161,6 +163,7 @@ def check_settings(settings: GenerationConfig) -> None:
         "output_attentions": (bool(settings.output_attentions), drop),
         "output_hidden_states": (settings.output_hidden_states not in (None, False, True), "pass True or False"),
         "use_mtp": (bool(settings.use_mtp), drop),
+        "compile_config": (settings.compile_config is not None, "tree decoding does not compile the model, so drop it"),
         "assistant_early_exit": (settings.assistant_early_exit is not None, drop),
         "assistant_ensemble_weight": (
             settings.assistant_ensemble_weight is not None,
@@ -170,6 +173,44 @@ def check_settings(settings: GenerationConfig) -> None:
     for name, (conflicts, way_out) in refusals.items():
         if conflicts:
             raise ValueError(f"{name}={getattr(settings, name)!r} does not work with tree_budget: {way_out}.")
+
+
+def check_returned(config: TreeConfig, settings: GenerationConfig) -> None:
+    """Raise a ValueError for a tree option that only adds to `rounds` in a call that returns the tokens alone.
+
+    Args:
+        config: the tree options of the call.
+        settings: the settings of the call.
+    """
+    if not settings.return_dict_in_generate:
+        for name in ("tree_trace", "tree_timing"):
+            if getattr(config, name):
+                raise ValueError(
+                    f"{name}=True adds to the rounds of the output, and this call returns the tokens alone; pass "
+                    f"return_dict_in_generate=True too, or drop {name}."
+                )
+
+
+def check_speculation(settings: GenerationConfig, assistant_model: object) -> None:
+    """Raise a ValueError if settings of transformers' own speculation contradict the drafter of the tree.
+
+    Args:
+        settings: the settings of the call.
+        assistant_model: what the user passed.
+    """
+    if assistant_model is not None and settings.prompt_lookup_num_tokens is not None:
+        raise ValueError(
+            f"prompt_lookup_num_tokens={settings.prompt_lookup_num_tokens} is the depth of a prompt look-up tree, and "
+            "assistant_model drafts this one; drop one of them."
+        )
+    model = assistant_model.model if isinstance(assistant_model, DFlashDrafter) else assistant_model
+    if settings.speculation_type is not None and not (
+        settings.speculation_type == "dflash" and isinstance(model, DFLASH_MODELS)
+    ):
+        raise ValueError(
+            f"speculation_type={settings.speculation_type!r} does not work with tree_budget, which takes 'dflash' with "
+            "a DFlash drafter as assistant_model; drop it."
+        )
 
 
 def check_arguments(arguments: dict[str, Any]) -> None:
@@ -234,13 +275,15 @@ def check_inputs(
     if position_ids is None:
         raise ValueError(
             f"model: {name} does not take position_ids, so the nodes of a tree cannot be placed; call generate without "
-            "tree_budget."
+            "tree_budget. If its forward is a wrapper, let it name the parameters of the original, for example by "
+            "functools.wraps, or pass a prompt without padding."
         )
     if cache is None:
         raise ValueError(f"model: {name} has no key/value cache; call generate without tree_budget.")
     check_cache(cache)
-    prompt_length = position_ids.shape[-1]
-    check_rope(model, prompt_length, prompt_length + max_length - input_ids.shape[1])
+    last_of_prompt = int(text_positions(position_ids)[0, -1])
+    # the last token that `generate` emits does not run
+    check_rope(model, last_of_prompt, last_of_prompt + max_length - input_ids.shape[1] - 1)
 
 
 def check_cache(cache: Cache) -> None:
@@ -272,40 +315,34 @@ def check_cache(cache: Cache) -> None:
         )
 
 
-def check_rope(model: PreTrainedModel, length: int, max_length: int) -> None:
+def check_rope(model: PreTrainedModel, last_of_prompt: int, last: int) -> None:
     """Raise a ValueError if RoPE frequencies would change within the request.
 
     Frequencies that depend on the length are computed from the longest position in the forward, so a deep node would
-    change them for every other node.
+    change them for every other node. At the change, some models also run the whole text again. A prompt that already
+    lies beyond the change is no problem for "longrope", which changes once.
 
     Args:
         model: the target.
-        length: the tokens of the prompt.
-        max_length: the maximum length of the finished sequence, in tokens.
+        last_of_prompt: the position of the last token of the prompt.
+        last: the last position that the target may run.
     """
-    config = text_config(model)
-    parameters = getattr(config, "rope_parameters", None) or {}
-    nested = [value for value in parameters.values() if isinstance(value, dict)]
-    for rope in nested or [parameters]:
-        original = rope.get("original_max_position_embeddings") or config.max_position_embeddings
-        rope_type = rope.get("rope_type")
-        crosses = (rope_type == "longrope" and length <= original < max_length) or (
-            rope_type == "dynamic" and max_length > original
-        )
-        if crosses:
+    for rope_type, limit in frequency_changes(text_config(model)).items():
+        beyond = rope_type == "longrope" and last_of_prompt >= limit
+        if last >= limit and not beyond:
             raise ValueError(
-                f"max_length={max_length} crosses {original} tokens, where this model's {rope_type!r} RoPE changes its "
-                f"frequencies; keep prompt and max_new_tokens within {original}, or drop tree_budget."
+                f"max_new_tokens: this request may run the tokens up to position {last}, and from position {limit} on, "
+                f"this model's {rope_type!r} RoPE has other frequencies; lower max_new_tokens, or drop tree_budget."
             )
 
 
-def check_assistant(assistant_model: object, target: PreTrainedModel, max_length: int) -> None:
+def check_assistant(assistant_model: object, target: PreTrainedModel, n_tokens: int) -> None:
     """Raise a ValueError if `assistant_model` is not a drafter for the target.
 
     Args:
         assistant_model: what the user passed.
         target: the model that generates.
-        max_length: the maximum length of the finished sequence, in tokens.
+        n_tokens: the longest sequence of the request without padding, in tokens.
     """
     if isinstance(assistant_model, Drafter) and assistant_model.used:
         raise ValueError("assistant_model: a drafter object serves one generate call; make a new one.")
@@ -317,7 +354,7 @@ def check_assistant(assistant_model: object, target: PreTrainedModel, max_length
     if isinstance(model, DFLASH_MODELS):
         check_dflash(model, target)
     elif isinstance(model, PreTrainedModel) and model.can_generate():
-        check_causal_lm(model, target, max_length)
+        check_causal_lm(model, target, n_tokens)
     else:
         raise ValueError(
             f"assistant_model: a {type(model).__name__} is not a drafter. Pass what hf_ddtree.load_drafter returns, a "
@@ -358,13 +395,13 @@ def check_dflash(model: PreTrainedModel, target: PreTrainedModel) -> None:
         )
 
 
-def check_causal_lm(model: PreTrainedModel, target: PreTrainedModel, max_length: int) -> None:
+def check_causal_lm(model: PreTrainedModel, target: PreTrainedModel, n_tokens: int) -> None:
     """Raise a ValueError if a causal LM cannot draft for the target.
 
     Args:
         model: the drafter's model.
         target: the model that generates.
-        max_length: the maximum length of the finished sequence, in tokens.
+        n_tokens: the longest sequence of the request without padding, in tokens.
     """
     check_model(model, argument="assistant_model", recurrent=False)
     config, vocab_size = text_config(model), text_config(target).vocab_size
@@ -374,9 +411,10 @@ def check_causal_lm(model: PreTrainedModel, target: PreTrainedModel, max_length:
             "needs the target's own vocabulary; choose one of the same family, or None for prompt look-up."
         )
     positions = getattr(config, "max_position_embeddings", None)
-    if getattr(config, "rope_parameters", None) is None and positions is not None and max_length > positions:
+    if getattr(config, "rope_parameters", None) is None and positions is not None and n_tokens - 2 > positions:
+        # the drafter never runs the last two tokens, because nothing is drafted after them
         raise ValueError(
-            f"assistant_model: it has learned positions for {positions} tokens, fewer than max_length={max_length}; "
+            f"assistant_model: it has learned positions for {positions} tokens, and this request needs {n_tokens - 2}; "
             "lower max_new_tokens or choose another drafter."
         )
 

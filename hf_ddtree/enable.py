@@ -3,8 +3,8 @@
     generate(...)                          of transformers
       _prepare_generation_config(...)      takes the tree options, checks the settings
       _validate_generation_mode(...)       checks the model and the arguments
-      _assisted_decoding(...)              checks the inputs, resolves the Request, builds
-                                           target, drafter and budget, and runs generate.decode
+      _assisted_decoding(...), _sample(...)    check the inputs, resolve the Request, build
+                                           target, drafter and budget, and run generate.decode
 
 Each hook calls the model's own one when no tree was asked for.
 """
@@ -36,9 +36,10 @@ from .request import DEFAULT_LOOKUP_DEPTH, DEFAULT_LOOKUP_MATCH, TREE_OPTIONS, R
 from .sampling.policies import POLICIES
 from .target.kernel_attention import choose_attention
 from .target.path_verifier import is_path_by_path
+from .target.prefill import with_default_positions
 from .target.selfcheck import check_tree_forward
 from .target.target import Target
-from .walk import Emitter
+from .walk import Emitter, count_padding
 
 
 def enable(model: PreTrainedModel) -> PreTrainedModel:
@@ -99,17 +100,17 @@ class TreeGenerationMixin(_Model):
     def _prepare_generation_config(self, generation_config=None, **kwargs):
         options = {name: kwargs.pop(name) for name in TREE_OPTIONS if name in kwargs}
         generation_config, model_kwargs = super()._prepare_generation_config(generation_config, **kwargs)
+        if "tree_budget" in options and options["tree_budget"] is None:
+            # a plain call, so the other tree options of the settings do not apply either
+            options = {**dict.fromkeys(TREE_OPTIONS), **options}
         for name, value in options.items():
-            if value is not None:
-                setattr(generation_config, name, value)  # a copy that serves this call only
+            setattr(generation_config, name, value)  # a copy that serves this call only
         tree_config = _tree_config(generation_config)
         if tree_config is not None:
             checks.check_tree_config(tree_config)
             # checked this early, because some settings make `generate` leave for another implementation
             checks.check_settings(generation_config)
-            if generation_config.prompt_lookup_num_tokens is None:
-                # makes the call assisted generation even without an assistant_model
-                generation_config.prompt_lookup_num_tokens = DEFAULT_LOOKUP_DEPTH
+            checks.check_returned(tree_config, generation_config)
         return generation_config, model_kwargs
 
     def load_custom_generate(self, *args, **kwargs):
@@ -131,6 +132,14 @@ class TreeGenerationMixin(_Model):
             return super()._validate_generation_mode(generation_mode, generation_config, generation_mode_kwargs)
         checks.check_model(self)
         checks.check_arguments(generation_mode_kwargs)
+        checks.check_speculation(generation_config, generation_mode_kwargs.get("assistant_model"))
+
+    def _sample(self, input_ids, **kwargs):
+        # `generate` comes here, for greedy decoding too, if there is no assistant_model
+        tree_config = _tree_config(kwargs["generation_config"])
+        if tree_config is None:
+            return super()._sample(input_ids, **kwargs)
+        return _tree_decoding(self, input_ids, tree_config, **kwargs)
 
     def _assisted_decoding(self, input_ids, **kwargs):
         tree_config = _tree_config(kwargs["generation_config"])
@@ -147,9 +156,9 @@ class TreeGenerationMixin(_Model):
 def _tree_config(generation_config: GenerationConfig) -> TreeConfig | None:
     """Return the tree options among the settings of a call, or None for a plain call."""
     options = {name: value for name in TREE_OPTIONS if (value := getattr(generation_config, name, None)) is not None}
-    if not options:
+    if "tree_budget" not in options:
+        checks.check_options([name for name, value in options.items() if value is not False])
         return None
-    checks.check_options(options)
     return TreeConfig(**options)
 
 
@@ -210,9 +219,11 @@ def _tree_decoding(
     **model_kwargs: Any,
 ) -> GenerateDDTreeOutput | torch.Tensor:
     """Decode with a tree. The arguments are those that `generate` hands to its decoding methods."""
+    model_kwargs = with_default_positions(model, input_ids, {"attention_mask": None, **model_kwargs})
     request, device = resolve_request(tree_config, generation_config), input_ids.device
     checks.check_inputs(model, input_ids, request.max_length, model_kwargs)
-    checks.check_assistant(assistant_model, model, request.max_length)
+    n_padding = count_padding(input_ids, model_kwargs["attention_mask"])
+    checks.check_assistant(assistant_model, model, request.max_length - n_padding)
     checks.check_attention(model, request, device, model_kwargs)
     checks.check_budget(model, request)
 

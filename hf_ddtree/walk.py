@@ -9,6 +9,7 @@ from transformers.generation.streamers import BaseStreamer
 from .request import Request
 from .sampling.randomness import Randomness
 from .sampling.rejection import choose_with_proposal
+from .target.masks import first_valid
 from .tree import DraftTree, Proposal
 
 
@@ -134,7 +135,7 @@ def count_padding(input_ids: torch.Tensor, attention_mask: torch.Tensor | None) 
         attention_mask: `[1, S]` or longer, ending with the prompt's mask. None without padding.
     """
     n = input_ids.shape[1]
-    return 0 if attention_mask is None or n == 0 else int(attention_mask[0, -n:].argmax())
+    return 0 if attention_mask is None or n == 0 else first_valid(attention_mask[0, -n:])
 
 
 def walk_tree(tree: DraftTree, node_logits: torch.Tensor, emitter: Emitter) -> list[int]:

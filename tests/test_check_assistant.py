@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from helpers import assert_refused, random_ids, unchanged
+from helpers import assert_refused, generate, random_ids, unchanged
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, AutoModelForSeq2SeqLM
 
 import hf_ddtree
@@ -59,8 +59,8 @@ MISFITS = {
     "an-encoder-decoder": ("assistant_model", lambda model: encoder_decoder()),
     "a-recurrent-model": ("assistant_model", lambda model: recurrent_model()),
     "learned-positions": (
-        "assistant_model.*learned positions for 14 tokens.*max_length=16",
-        lambda model: tiny_model("gpt2", n_positions=14, max_position_embeddings=14),
+        "assistant_model.*learned positions for 13 tokens.*needs 14",
+        lambda model: tiny_model("gpt2", n_positions=13, max_position_embeddings=13),
     ),
     "a-hybrid-model": ("assistant_model.*linear_attention", lambda model: tiny_model("qwen3_next")),
     "training-mode": (
@@ -83,7 +83,7 @@ def test_check_assistant_refuses_a_drafter_that_does_not_fit(model, names, make_
     ids=["look-up", "DFlash", "Muse-Glimmer", "causal-LM"],
 )
 def test_check_assistant_lets_a_drafter_that_fits_pass(model, make_drafter):
-    check_assistant(make_drafter(model), model, max_length=16)
+    check_assistant(make_drafter(model), model, n_tokens=16)
 
 
 @pytest.mark.parametrize(
@@ -108,5 +108,20 @@ def test_check_dflash_names_the_field_and_both_values(model, fields, message):
 
 def test_check_causal_lm_counts_learned_positions_only(model):
     """Rotary positions go on beyond `max_position_embeddings`, and learned ones end there."""
-    check_causal_lm(tiny_model("gpt2", n_positions=14, max_position_embeddings=14), model, max_length=14)
-    check_causal_lm(tiny_model("llama", max_position_embeddings=14), model, max_length=16)
+    check_causal_lm(tiny_model("gpt2", n_positions=14, max_position_embeddings=14), model, n_tokens=16)
+    check_causal_lm(tiny_model("llama", max_position_embeddings=14), model, n_tokens=20)
+
+
+@pytest.mark.parametrize("padding", [0, 5])
+@pytest.mark.parametrize("n_positions", [20, 21])
+def test_check_causal_lm_lets_a_drafter_use_all_of_its_positions(model, n_positions, padding):
+    """The drafter never runs the last two tokens, and padding needs no position."""
+    drafter = tiny_model("gpt2", n_positions=n_positions, max_position_embeddings=n_positions)
+    drafter.generation_config.assistant_confidence_threshold = 0.0  # grow to the last level
+    ids = torch.cat([torch.zeros(1, padding, dtype=torch.long), random_ids(12)], dim=1)
+    inputs = {"attention_mask": (torch.arange(12 + padding) >= padding).long()[None]}
+    fits = {"max_new_tokens": n_positions - 12 + 2, **inputs}
+    options = {"assistant_model": drafter, "tree_budget": 16}
+    assert generate(model, ids, **fits, **options).equal(generate(model, ids, **fits))
+    crossing = {**fits, "max_new_tokens": fits["max_new_tokens"] + 1}
+    assert_refused(f"learned positions for {n_positions} tokens", model.generate, ids, **crossing, **options)

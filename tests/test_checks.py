@@ -4,7 +4,7 @@ import copy
 
 import pytest
 import torch
-from helpers import assert_refused, char_tokenizer, generate, random_ids, unchanged
+from helpers import assert_refused, char_tokenizer, random_ids, unchanged
 from transformers import (
     AutoConfig,
     AutoModel,
@@ -209,38 +209,3 @@ def test_check_class_refuses_a_wrapper_with_the_way_out():
             return self.base_model
 
     assert_refused(r"Wrapper.*get_base_model\(\)", hf_ddtree.enable, Wrapper())
-
-
-ROPE = {
-    "dynamic": ("llama", {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0}),
-    "longrope": (
-        "phi3",
-        {
-            "rope_type": "longrope",
-            "rope_theta": 10000.0,
-            "short_factor": [1.0] * 4,
-            "long_factor": [3.0] * 4,
-            "original_max_position_embeddings": 24,
-        },
-    ),
-}
-
-
-def rope_model(rope_type: str):
-    """Return a model whose frequencies change at 24 tokens."""
-    family, rope = ROPE[rope_type]
-    longest = {"max_position_embeddings": 24} if rope_type == "dynamic" else {"original_max_position_embeddings": 24}
-    return hf_ddtree.enable(tiny_model(family, rope_parameters=rope, **longest))
-
-
-@pytest.mark.parametrize("rope_type", ROPE)
-def test_check_rope_refuses_a_request_that_crosses_a_change(rope_type):
-    model = rope_model(rope_type)
-    assert_refused(f"max_length.*{rope_type}", model.generate, PROMPT, max_new_tokens=13, tree_budget=8)
-
-
-@pytest.mark.parametrize("rope_type, prompt_length", [("dynamic", 12), ("longrope", 12), ("longrope", 25)])
-def test_check_rope_lets_a_request_on_one_side_of_a_change_pass(rope_type, prompt_length):
-    model, prompt = rope_model(rope_type), random_ids(prompt_length)
-    plain = generate(model, prompt, max_new_tokens=12)
-    assert generate(model, prompt, max_new_tokens=12, tree_budget=8, assistant_model=model).tolist() == plain.tolist()

@@ -29,6 +29,7 @@ CALLABLES = {
         "input_ids logits_processor stopping_criteria generation_config synced_gpus streamer "
         "assistant_model tokenizer **"
     ),
+    f"{MIXIN}._sample": "input_ids logits_processor stopping_criteria generation_config synced_gpus streamer **",
     f"{MIXIN}.load_custom_generate": "**",
     f"{MIXIN}.generate_batch": "inputs generation_config **",
     # what the decoding loop calls
@@ -149,6 +150,7 @@ INSTANCES = {
         "num_beams num_beam_groups constraints force_words_ids penalty_alpha dola_layers prompt_lookup_num_tokens "
         "max_matching_ngram_size num_return_sequences use_cache cache_implementation output_attentions "
         "output_hidden_states use_mtp assistant_early_exit assistant_ensemble_weight num_assistant_tokens "
+        "speculation_type compile_config "
         "assistant_confidence_threshold prefill_chunk_size return_dict_in_generate output_scores output_logits",
     ),
 }

@@ -4,7 +4,7 @@ import torch
 from transformers import DynamicCache, PreTrainedModel
 
 from .._transformers import default_generation_settings, logits_to_keep
-from ..target.attention import text_config
+from ..target.attention import no_router_logits, text_config
 from ..target.cache import commit_path
 from ..target.masks import Masks, tree_attention_mask
 from .base import Drafter
@@ -104,6 +104,7 @@ class CausalLMDrafter(Drafter):
             cache=self.cache,
             use_cache=True,
             **logits_to_keep(self.model, n_logits),
+            **no_router_logits(self.model),
         )
         logits = outputs.logits[0, -n_logits:]
         if logits.isnan().any():

@@ -5,6 +5,7 @@ drawn without replacement, and k-sequential selection, for independent draws.
 """
 
 import torch
+from torch.nn.functional import pad
 
 from ..tree import Proposal
 from .randomness import Randomness
@@ -25,7 +26,9 @@ def choose_with_proposal(p: torch.Tensor, proposal: Proposal, randomness: Random
         deterministic children S. The overlap is the probability that one draw is accepted once the walk leaves S. It
         has the same mean as the outcomes of the flips and less variance.
     """
-    q = proposal.outside(p)
+    width = max(len(p), len(proposal.q))  # a processor may drop columns, such as the padding of the vocabulary
+    p = pad(p, (0, width - len(p)))
+    q = pad(proposal.outside(p), (0, width - len(proposal.q)))
     outside = 1 - float(p[proposal.inside].sum())
     overlap = float(torch.minimum(p, q).sum()) / outside if outside > 0 else 0.0
     rule = k_sequential if proposal.replacement else recursive_rejection

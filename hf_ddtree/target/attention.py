@@ -124,3 +124,15 @@ def call_attend(forward: TreeForward, *args: Any, **kwargs: Any) -> tuple[torch.
 def text_config(model: PreTrainedModel):
     """Return the config of a model's decoder."""
     return model.config.get_text_config(decoder=True)
+
+
+def no_router_logits(model: PreTrainedModel) -> dict[str, bool]:
+    """Return the keyword argument that keeps a forward from returning router logits, if the model has any.
+
+    `generate` returns no router logits. They only serve the balancing loss, which would read a tree's mask as a padding
+    mask.
+
+    Args:
+        model: a target, or a causal LM as drafter.
+    """
+    return {"output_router_logits": False} if hasattr(text_config(model), "output_router_logits") else {}

@@ -11,7 +11,7 @@ from transformers import Cache, PreTrainedModel
 
 from .._transformers import attention_functions, attention_implementation, uses_attention_interface
 from .attention import MaskedForward, TreeForward, call_attend, text_config
-from .masks import Masks, layer_window, no_masks
+from .masks import Masks, first_valid, layer_window, no_masks
 from .patching import Patch
 
 T = TypeVar("T")
@@ -92,7 +92,7 @@ class KernelForward(TreeForward):
     @cached_property
     def _n_padding(self) -> int:
         """The number of padding tokens at the left of the prefix."""
-        return 0 if self.padding_mask is None else int(self.padding_mask[0].argmax())
+        return 0 if self.padding_mask is None else first_valid(self.padding_mask[0])
 
     def _once(self, name: Hashable, make: Callable[[], T]) -> T:
         if name not in self._shared:

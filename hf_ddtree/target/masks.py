@@ -62,6 +62,15 @@ def no_masks(config: PreTrainedConfig, device: torch.device) -> Masks:
     return empty if layer_types is None else dict.fromkeys(layer_types, empty)
 
 
+def first_valid(mask: torch.Tensor) -> int:
+    """Return the index of the first entry of a mask that is not 0, or 0 if there is none.
+
+    Args:
+        mask: `[S]` of any dtype, 0 where a token is hidden.
+    """
+    return int((mask != 0).int().argmax())
+
+
 def layer_window(config: PreTrainedConfig, layer_idx: int) -> int | None:
     """Return the sliding window of a layer in tokens, or None for full attention.
 

@@ -1,5 +1,6 @@
 """Running the prompt through the target, and collecting the hidden states that the drafter reads."""
 
+import inspect
 from threading import get_ident
 from typing import Any
 
@@ -7,7 +8,7 @@ import torch
 from transformers import GenerationConfig, PreTrainedModel
 from transformers.utils import ModelOutput
 
-from .._transformers import run_prefill
+from .._transformers import cached_tokens, run_prefill
 
 
 def prefill(
@@ -76,6 +77,36 @@ def tap(outputs: ModelOutput, taps: tuple[int, ...], rows: list[int] | slice = s
         )
     states = [outputs.hidden_states[index] for index in taps]
     return torch.cat([state.to(states[0].device) for state in states], dim=-1)[:, rows]
+
+
+def with_default_positions(
+    model: PreTrainedModel, input_ids: torch.Tensor, model_kwargs: dict[str, Any]
+) -> dict[str, Any]:
+    """Return the keyword arguments with the positions that the model counts for itself, if `generate` made none.
+
+    `generate` makes none if the forward hides its parameters, as a wrapper `forward(*args, **kwargs)` does. The model
+    then counts the tokens, and the nodes of a tree need to be told the same positions. Without padding, all models
+    count alike. With padding, or if the model takes no positions, the arguments stay as they are.
+
+    Args:
+        model: the target.
+        input_ids: `[1, S]` int64, the prompt.
+        model_kwargs: `generate`'s keyword arguments for the forward.
+    """
+    if model_kwargs.get("position_ids") is not None or model_kwargs.get("cache") is None or not _takes_positions(model):
+        return model_kwargs
+    mask, embeds = model_kwargs["attention_mask"], model_kwargs.get("inputs_embeds")
+    if mask is not None and not bool((mask != 0).all()):
+        return model_kwargs
+    whole = embeds if mask is None else mask  # the cached tokens included
+    length = cached_tokens(model_kwargs["cache"]) + input_ids.shape[1] if whole is None else whole.shape[1]
+    positions = torch.arange(length, dtype=torch.long, device=input_ids.device)
+    return {**model_kwargs, "position_ids": positions[None].expand(len(input_ids), -1)}
+
+
+def _takes_positions(model: PreTrainedModel) -> bool:
+    forwards = [vars(ancestor)["forward"] for ancestor in type(model).__mro__ if "forward" in vars(ancestor)]
+    return any("position_ids" in inspect.signature(forward).parameters for forward in forwards)
 
 
 def text_positions(position_ids: torch.Tensor) -> torch.Tensor:

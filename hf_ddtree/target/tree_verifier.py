@@ -7,7 +7,7 @@ from transformers import Cache, PreTrainedModel
 from transformers.utils import ModelOutput
 
 from ..tree import DraftTree
-from .attention import TreeForward, text_config
+from .attention import TreeForward, no_router_logits, text_config
 from .cache import Committed, commit_path, is_recurrent
 from .gated_delta import TreeStates, gated_delta_patches
 from .patching import patched
@@ -100,6 +100,7 @@ def forward_inputs(
             inputs[name] = inputs[name][:, -1:].expand_as(token_ids)
     if taps:
         inputs.setdefault("output_hidden_states", list(taps))
+    inputs.update(no_router_logits(model))
     inputs = model.prepare_inputs_for_generation(token_ids, is_first_iteration=False, **inputs)
     if "logits_to_keep" in inputs:
         inputs["logits_to_keep"] = token_ids.shape[1]
