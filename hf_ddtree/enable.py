@@ -30,6 +30,7 @@ from . import checks
 from .budget.budget import make_budget
 from .drafters.base import Drafter
 from .drafters.choose import choose_drafter
+from .drafters.context import keep_context, take_context
 from .generate import decode
 from .output import GenerateDDTreeOutput, Recorder
 from .request import DEFAULT_LOOKUP_DEPTH, DEFAULT_LOOKUP_MATCH, TREE_OPTIONS, Request, TreeConfig
@@ -227,7 +228,8 @@ def _tree_decoding(
     checks.check_attention(model, request, device, model_kwargs)
     checks.check_budget(model, request)
 
-    drafter = choose_drafter(assistant_model, model, request)
+    context = take_context(assistant_model, input_ids, model_kwargs)
+    drafter = choose_drafter(assistant_model, model, request, context)
     mask, path_by_path = model_kwargs["attention_mask"], is_path_by_path(model, model_kwargs["cache"])
     attention = choose_attention(model, request.tree_attention, device, mask, path_by_path)
     check_tree_forward(model, device, attention)
@@ -237,6 +239,7 @@ def _tree_decoding(
     recorder = Recorder(request, device)
 
     decode(target, drafter, budget, [emitter], recorder, request)
+    keep_context(context, assistant_model, emitter.input_ids, target.model_kwargs)
     if streamer is not None:
         streamer.end()
     return recorder.output(emitter, target.cache)

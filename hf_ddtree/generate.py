@@ -45,9 +45,9 @@ def decode(
             with recorder.stage("commit"):
                 path_states = target.commit(paths)
                 drafter.update_acceptance(emitter.take_overlaps())
-                if not emitter.finished:
-                    for path, states in zip(budget.drafted_paths(paths), path_states, strict=True):
-                        drafter.commit(path, states)
+                # also after the last round, because the drafter may be given the cache of this text again
+                for path, states in zip(budget.drafted_paths(paths), path_states, strict=True):
+                    drafter.commit(path, states)
             budget.end_round(paths)
             for tree, path in zip(trees, paths, strict=True):
                 recorder.add_round(tree, path, outputs)

@@ -8,6 +8,7 @@ from ..target.attention import no_router_logits, text_config
 from ..target.cache import commit_path
 from ..target.masks import Masks, tree_attention_mask
 from .base import Drafter
+from .context import Context
 from .growth import DrawnGrowth, Growth
 from .q import DraftSampling
 
@@ -25,22 +26,26 @@ class CausalLMDrafter(Drafter):
     Args:
         model: the drafter's model.
         sampling: how to choose children.
+        context: what the model has read in earlier calls.
     """
 
     sampling: DraftSampling
 
-    def __init__(self, model: PreTrainedModel, sampling: DraftSampling):
+    def __init__(self, model: PreTrainedModel, sampling: DraftSampling, context: Context | None = None):
         own, defaults = model.generation_config, default_generation_settings(model.generation_config)
         self.model, self.sampling = model, sampling
         self.config = text_config(model)
         self.max_levels = own.num_assistant_tokens or defaults["num_assistant_tokens"]
         threshold = own.assistant_confidence_threshold
         self.confidence = defaults["assistant_confidence_threshold"] if threshold is None else threshold
-        # Every layer keeps all rows, and the mask applies the windows. A sliding layer would count the rows of a tree
-        # as if they were a sequence.
-        self.cache = DynamicCache()
+        self.context = context or Context()
+        if self.context.cache is None:
+            # Every layer keeps all rows, and the mask applies the windows. A sliding layer would count the rows of a
+            # tree as if they were a sequence.
+            self.context.cache = DynamicCache()
+        self.cache = self.context.cache
         self.device = model.device
-        self.committed = 0  # tokens of the sequence in the cache
+        self.committed = len(self.context.rows)  # tokens of the text in the cache
         self.row_of: dict[int, int] = {}  # tree node -> row among the nodes that were evaluated in this round
         self.evaluated = 0  # the number of these rows
 
@@ -48,8 +53,9 @@ class CausalLMDrafter(Drafter):
         """Return the tree of the next round."""
         offloaded = self.model.device.type == "meta"
         self.device = input_ids.device if offloaded else self.model.device
-        root_log_probs = self._extend(input_ids[:, self.committed :])
-        self.committed = input_ids.shape[1]
+        text = torch.cat([self.context.before.to(input_ids.device), input_ids[0]])
+        root_log_probs = self._extend(text[None, self.committed :])
+        self.committed = len(text)
         make_growth = DrawnGrowth if self.sampling.policy.drawn else Growth
         growth = make_growth(int(input_ids[0, -1]), tree_budget, self.sampling)
         growth.expand([0], root_log_probs)
@@ -68,10 +74,11 @@ class CausalLMDrafter(Drafter):
         rows = [self.row_of[node] for node in path if node in self.row_of]
         commit_path(self.cache, rows, self.evaluated)
         self.committed += len(rows)
+        self.context.rows += range(len(self.context.rows), self.committed)
         self.row_of, self.evaluated = {}, 0  # a round may pass without a draft
 
     def _extend(self, tokens: torch.Tensor) -> torch.Tensor:
-        """Run new tokens of the sequence, and return the log-probabilities after the last one, `[1, V]`."""
+        """Run new tokens of the text, and return the log-probabilities after the last one, `[1, V]`."""
         positions = torch.arange(self.committed, self.committed + tokens.shape[1])[None]
         return self._log_probs(tokens, positions, attention_mask=None, n_logits=1)
 

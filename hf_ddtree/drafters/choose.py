@@ -5,6 +5,7 @@ from transformers import MuseGlimmerAssistantModel, PreTrainedModel
 from ..request import Request
 from .base import Drafter
 from .causal_lm import CausalLMDrafter
+from .context import Context
 from .dflash import DFlashDrafter
 from .dflash_model import DFlashDraftModel
 from .prompt_lookup import PromptLookupDrafter
@@ -14,7 +15,10 @@ DFLASH_MODELS = (DFlashDraftModel, MuseGlimmerAssistantModel)
 
 
 def choose_drafter(
-    assistant_model: PreTrainedModel | Drafter | None, target: PreTrainedModel, request: Request
+    assistant_model: PreTrainedModel | Drafter | None,
+    target: PreTrainedModel,
+    request: Request,
+    context: Context | None = None,
 ) -> Drafter:
     """Return the drafter of one `generate` call.
 
@@ -23,6 +27,7 @@ def choose_drafter(
             of the user's own. It must have passed `checks.check_assistant`.
         target: the model that generates.
         request: the request.
+        context: what a model has read in earlier calls. Drafters without a model do not use it.
     """
     if assistant_model is None:
         return PromptLookupDrafter(request.lookup_depth, request.lookup_match)
@@ -31,5 +36,5 @@ def choose_drafter(
         return assistant_model
     sampling = DraftSampling(request.policy, request.warpers)
     if isinstance(assistant_model, DFLASH_MODELS):
-        return DFlashDrafter(assistant_model, target, sampling)
-    return CausalLMDrafter(assistant_model, sampling)
+        return DFlashDrafter(assistant_model, target, sampling, context)
+    return CausalLMDrafter(assistant_model, sampling, context)

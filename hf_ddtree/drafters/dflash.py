@@ -7,6 +7,7 @@ from transformers.cache_utils import DFlashCache
 
 from ..build import build_tree
 from .base import Drafter
+from .context import Context
 from .q import DraftSampling
 from .speculators import SpeculatorsDFlashModel
 
@@ -19,11 +20,18 @@ class DFlashDrafter(Drafter):
             `checks.check_dflash`.
         target: the model that generates. It lends its embedding and its head.
         sampling: how to choose children.
+        context: what the model has read in earlier calls.
     """
 
     sampling: DraftSampling
 
-    def __init__(self, model: PreTrainedModel, target: PreTrainedModel, sampling: DraftSampling):
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        target: PreTrainedModel,
+        sampling: DraftSampling,
+        context: Context | None = None,
+    ):
         config = model.config
         self.model, self.sampling = model, sampling
         has_own_head = isinstance(model, SpeculatorsDFlashModel)
@@ -33,14 +41,15 @@ class DFlashDrafter(Drafter):
         self.first_slot = 0 if has_own_head and config.sample_from_anchor else 1
         self.taps = tuple(layer + 1 for layer in config.target_layer_ids)
         self.block_size, self.mask_token_id = config.block_size, config.mask_token_id
-        self.cache = DFlashCache(config=config)
-        self.cache.activate_past_recording()
+        self.context = context or Context()
+        if self.context.cache is None:
+            self.context.cache = DFlashCache(config=config)
+            self.context.cache.activate_past_recording()
         self.root_position = torch.zeros(1, 1, dtype=torch.long)
-        self.context: list[tuple[torch.Tensor, torch.Tensor]] = []  # states and positions that are not in the cache yet
 
     def prefill(self, hidden_states, position_ids):
         """Take in the target's states of the prompt."""
-        self.context.append((hidden_states, position_ids))
+        self._read(hidden_states, position_ids, first=self.context.n_cached)
         self.root_position = position_ids[:, -1:] + 1
 
     def draft(self, input_ids, tree_budget, max_depth):
@@ -56,8 +65,14 @@ class DFlashDrafter(Drafter):
     def commit(self, path, hidden_states):
         """Take in the accepted path of a round."""
         positions = self.root_position + torch.arange(len(path), device=self.root_position.device)
-        self.context.append((hidden_states, positions))
+        self._read(hidden_states, positions, first=self.context.rows[-1] + 1)
         self.root_position = self.root_position + len(path)
+
+    def _read(self, states: torch.Tensor, positions: torch.Tensor, first: int) -> None:
+        """Add the states of consecutive tokens, of which the first one has the index `first` in the text."""
+        device, dtype = self.model.device, self.model.dtype
+        self.context.pending.append((states.to(device=device, dtype=dtype), positions.to(device)))
+        self.context.rows += range(first, first + states.shape[1])
 
     def draft_logits(self, root_token_id: int) -> torch.Tensor:
         """Run one forward of the model: the logits of the tokens at depths 1 to block_size - 1, `[depth, V]`.
@@ -65,21 +80,21 @@ class DFlashDrafter(Drafter):
         Args:
             root_token_id: the token of the root.
         """
-        device = self.model.device
+        device, cache = self.model.device, self.context.cache
         block = torch.full((1, self.block_size), self.mask_token_id, device=self.root_position.device)
         block[0, 0] = root_token_id
         embeds = embed_without_norm(self.embed, block)
         block_positions = self.root_position + torch.arange(self.block_size, device=block.device)
-        context, context_positions = (torch.cat(parts, dim=1) for parts in zip(*self.context, strict=True))
-        self.cache.set_previous_accepted_tokens(context.shape[1])
+        states, positions = (torch.cat(parts, dim=1) for parts in zip(*self.context.pending, strict=True))
+        cache.set_previous_accepted_tokens(states.shape[1])
         outputs = self.model(
             noise_embeds=embeds.to(device=device, dtype=self.model.dtype),
-            context_hidden_states=context.to(device=device, dtype=self.model.dtype),
-            position_ids=torch.cat([context_positions, block_positions], dim=1).to(device),
-            cache=self.cache,
+            context_hidden_states=states,
+            position_ids=torch.cat([positions, block_positions.to(device)], dim=1),
+            cache=cache,
         )
-        self.cache.crop(-self.block_size)
-        self.context.clear()
+        cache.crop(-self.block_size)
+        self.context.pending.clear()
         states = outputs.last_hidden_state[:, self.first_slot :]
         return self.head(states.to(device=embeds.device, dtype=embeds.dtype))[0]
 
