@@ -37,6 +37,7 @@ style: $(READY)
 	$(VENV)/bin/ruff format --check
 	$(VENV)/bin/mypy
 	$(VENV)/bin/python docs/write_api.py --check
+	$(VENV)/bin/python docs/write_families.py --check
 
 format: $(READY)
 	$(VENV)/bin/ruff check --fix
@@ -44,6 +45,7 @@ format: $(READY)
 
 docs: $(READY)
 	$(VENV)/bin/python docs/write_api.py
+	$(VENV)/bin/python docs/write_families.py
 
 # pyproject.toml says at the extras `embedded` and `test` why these two packages need --no-deps.
 $(READY): pyproject.toml constraints.txt

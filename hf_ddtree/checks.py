@@ -9,7 +9,7 @@ from typing import Any, NoReturn
 
 import torch
 from transformers import Cache, GenerationConfig, GenerationMixin, PreTrainedModel
-from transformers.cache_utils import DummyLayer, DynamicLayer
+from transformers.cache_utils import DynamicLayer
 
 from ._transformers import attention_implementation
 from .drafters.base import Drafter
@@ -104,6 +104,11 @@ def check_model(model: PreTrainedModel, argument: str = "model", recurrent: bool
         raise ValueError(
             f"{argument}: {name} has chunked attention, which tree decoding does not support; call generate without "
             "tree_budget."
+        )
+    if getattr(config, "alibi", False):
+        raise ValueError(
+            f"{argument}: {name} computes its positions from the attention mask (ALiBi), and a tree has another mask; "
+            "call generate without tree_budget."
         )
     if config.model_type in INCONSISTENT_MODEL_TYPES:
         raise ValueError(
@@ -300,7 +305,7 @@ def check_cache(cache: Cache) -> None:
             "cache."
         )
     recurrent = any(map(is_recurrent, cache.layers))
-    supported = (*ATTENTION_LAYERS, *RECURRENT_LAYERS, DummyLayer) if recurrent else ATTENTION_LAYERS
+    supported = ATTENTION_LAYERS + (RECURRENT_LAYERS if recurrent else ())
     for layer in cache.layers:
         if type(layer) not in supported:
             raise ValueError(
@@ -371,6 +376,12 @@ def check_dflash(model: PreTrainedModel, target: PreTrainedModel) -> None:
     """
     config, target_config = model.config, text_config(target)
     check_block(config.block_size, config.mask_token_id, config.target_layer_ids, "assistant_model")
+    if hasattr(target_config, "altup_num_inputs"):
+        raise ValueError(
+            f"assistant_model: a DFlash drafter reads one hidden state per layer, and the layers of "
+            f"{type(target).__name__} return several (AltUp); choose a causal LM with the target's vocabulary, or None "
+            "for prompt look-up."
+        )
     num_layers = target_config.num_hidden_layers
     trained_for = getattr(config, "num_target_layers", None)
     vocab_size = getattr(config, "vocab_size", None)

@@ -114,10 +114,10 @@ class Recorder:
 
         Args:
             outputs: the outputs of a target forward.
-            rows: the rows of each layer's `[1, n, H]`.
+            rows: the rows of each layer's `[1, n, H]`, or `[streams, 1, n, H]` in Gemma 3n.
         """
         if self.hidden_states is not None:
-            self.hidden_states += (tuple(state[:, rows] for state in outputs.hidden_states),)
+            self.hidden_states += (tuple(state[..., rows, :] for state in outputs.hidden_states),)
 
     def output(self, emitter: Emitter, cache: Cache) -> GenerateDDTreeOutput | torch.Tensor:
         """Return what `generate` returns.

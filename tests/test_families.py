@@ -2,13 +2,14 @@
 
 import pytest
 import torch
+from helpers import assert_close, assert_refused, random_ids, scripted
 from helpers import generate as generate_seeded
-from helpers import random_ids, scripted
 
 import hf_ddtree
 from hf_ddtree import DraftTree
 from hf_ddtree.testing import (
     FAMILIES,
+    FURTHER_FAMILIES,
     GATED_DELTA_FAMILIES,
     RECURRENT_FAMILIES,
     WINDOW,
@@ -57,6 +58,75 @@ def test_generate_equals_plain_decoding(family, drafter, do_sample):
     output = assert_equal_to_plain(tiny_model(family), DRAFTERS[drafter], do_sample)
     if drafter == "scripted":
         assert output.tokens_per_round > 2.5, "long paths must have been accepted"
+
+
+SOME_DRAFTERS = ["prompt look-up", "causal LM", "DFlash"]
+# a second drafter for each of the further families, in rotation. The layers of Gemma 3n have no single hidden state.
+FURTHER_CASES = [
+    (family, "causal LM" if family.startswith("gemma3n") else SOME_DRAFTERS[i % 3])
+    for i, family in enumerate(FURTHER_FAMILIES)
+]
+
+
+@pytest.mark.parametrize("do_sample", [False, True], ids=["greedy", "sampled"])
+@pytest.mark.parametrize("family", FURTHER_FAMILIES)
+def test_generate_equals_plain_decoding_of_further_families(family, do_sample):
+    output = assert_equal_to_plain(tiny_model(family), DRAFTERS["scripted"], do_sample)
+    assert output.tokens_per_round > 2.5, "long paths must have been accepted"
+
+
+@pytest.mark.parametrize("family, drafter", FURTHER_CASES)
+def test_generate_equals_plain_decoding_of_further_families_with_another_drafter(family, drafter):
+    assert_equal_to_plain(tiny_model(family), DRAFTERS[drafter], do_sample=True)
+
+
+SHARED_KV = ["gemma3n_shared", "gemma4_shared"]
+
+
+@pytest.mark.parametrize("padding", [0, 5])
+@pytest.mark.parametrize("family", [*SHARED_KV, "gemma3n_text"])
+def test_generate_returns_the_states_and_the_cache_of_layers_that_share_keys(family, padding):
+    """The layers that share another layer's keys have no rows. Those of Gemma 3n have several states per token."""
+    model, mask = hf_ddtree.enable(tiny_model(family)), (torch.arange(PROMPT.shape[1]) >= padding).long()[None]
+    settings = {"attention_mask": mask, "output_hidden_states": True}
+    plain = generate(model, False, return_dict_in_generate=True, **settings)
+    drafter = scripted(plain.sequences[:, padding:])
+    tree = generate(model, False, assistant_model=drafter, **settings, **OPTIONS)
+    assert tree.sequences.tolist() == plain.sequences.tolist()
+    for states, expected in zip(tree.hidden_states, plain.hidden_states, strict=True):
+        for state, expected_state in zip(states, expected, strict=True):
+            assert_close(state, expected_state)
+    for layer, expected_layer in zip(tree.cache.layers, plain.cache.layers, strict=True):
+        assert type(layer) is type(expected_layer)
+        assert (layer.keys is None) == (expected_layer.keys is None)
+        assert layer.keys is None or layer.keys.shape == expected_layer.keys.shape
+
+
+def test_generate_goes_on_from_a_cache_of_layers_that_share_keys():
+    for family in SHARED_KV:
+        model, texts = hf_ddtree.enable(tiny_model(family)), []
+        for options in ({}, {"tree_budget": 8, "assistant_model": model}):
+            first = model.generate(PROMPT, max_new_tokens=20, return_dict_in_generate=True, **options)
+            second = torch.cat([first.sequences, random_ids(6, seed=2)], dim=1)
+            texts.append(model.generate(second, cache=first.cache, max_new_tokens=20, **options).tolist())
+        assert texts[0] == texts[1]
+
+
+def test_generate_verifies_layers_that_share_keys_with_the_kernel():
+    model = hf_ddtree.enable(tiny_model("gemma4_shared"))
+    plain = model.generate(PROMPT, max_new_tokens=4)
+    options = {"assistant_model": scripted(plain), "tree_budget": 4, "tree_attention": "triton"}
+    assert model.generate(PROMPT, max_new_tokens=4, **options).tolist() == plain.tolist()
+
+
+def test_check_dflash_refuses_a_target_whose_layers_have_several_states():
+    model = hf_ddtree.enable(tiny_model("gemma3n_shared"))
+    options = {"assistant_model": tiny_dflash_drafter(model), "tree_budget": 8}
+    assert_refused("assistant_model.*AltUp.*causal LM", model.generate, PROMPT, **options)
+
+
+def test_check_model_refuses_alibi():
+    assert_refused("model: .*ALiBi", hf_ddtree.enable, tiny_model("falcon", alibi=True))
 
 
 RECURRENT_DRAFTERS = {

@@ -14,7 +14,7 @@ from helpers import ROOT, copy_sources
 from transformers.utils.import_utils import KERNELS_MIN_VERSION
 
 from hf_ddtree import embedded
-from hf_ddtree.testing import FAMILIES, tiny_model
+from hf_ddtree.testing import tiny_model
 
 IMPORT_EVERYTHING = """
 import importlib, pkgutil, socket, sys
@@ -138,12 +138,6 @@ def test_enable_does_not_hide_the_package_kernels_by_the_folder(hub_kernels, tmp
     )
     assert result.returncode == 0, result.stderr
     assert result.stdout.split() == [str(hub_kernels), origin]
-
-
-def test_families_are_named_in_the_readme():
-    readme = (ROOT / "README.md").read_text()
-    variants = {"qwen3_windowed": "`qwen3` with `use_sliding_window`"}  # of the tiny models, not a model type
-    assert [name for name in FAMILIES if variants.get(name, f"`{name}`") not in readme] == []
 
 
 def test_install_package_names_the_tested_version():

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 from transformers import Cache
 from transformers.cache_utils import (
+    DummyLayer,
     DynamicLayer,
     DynamicSlidingWindowLayer,
     LinearAttentionAndFullAttentionLayer,
@@ -16,7 +17,8 @@ from transformers.cache_utils import (
 
 from .._transformers import cached_tokens, crop_rows, past_recording
 
-ATTENTION_LAYERS = (DynamicLayer, DynamicSlidingWindowLayer)
+# A dummy layer has no rows. It stands for a layer without a state, or for one that shares the keys of another layer.
+ATTENTION_LAYERS = (DynamicLayer, DynamicSlidingWindowLayer, DummyLayer)
 RECURRENT_LAYERS = (
     LinearAttentionLayer,
     LinearAttentionAndFullAttentionLayer,
@@ -62,6 +64,8 @@ def uncommitted_rows(cache: Cache) -> Iterator[Committed]:
 
 def _surplus(layer, length: int) -> int:
     """Return the number of rows in a layer beyond the `length` committed tokens."""
+    if isinstance(layer, DummyLayer):
+        return 0
     if isinstance(layer, LinearAttentionLayer):  # it keeps as many rows as its convolution sees
         return layer.conv_states[0].shape[-1] - layer.conv_kernel_size[0]
     return max(0, layer.get_seq_length() - length)
@@ -90,4 +94,4 @@ def _row_tensors(layer) -> list[torch.Tensor]:
     """Return views of what a layer holds per token, each `[.., tokens, channels]`."""
     if isinstance(layer, LinearAttentionLayer):
         return [states.mT for states in layer.conv_states.values()]
-    return [layer.keys, layer.values] if layer.is_initialized else []
+    return [layer.keys, layer.values] if layer.is_initialized and not isinstance(layer, DummyLayer) else []

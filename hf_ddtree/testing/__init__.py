@@ -4,6 +4,7 @@ from .drafters import ScriptedDrafter, tiny_dflash_drafter, tiny_muse_glimmer_dr
 from .families import (
     ALL_FAMILIES,
     FAMILIES,
+    FURTHER_FAMILIES,
     GATED_DELTA_FAMILIES,
     INCONSISTENT_FAMILIES,
     RECURRENT_FAMILIES,
@@ -15,6 +16,7 @@ from .models import tiny_model, truncated_copy
 __all__ = [
     "ALL_FAMILIES",
     "FAMILIES",
+    "FURTHER_FAMILIES",
     "GATED_DELTA_FAMILIES",
     "INCONSISTENT_FAMILIES",
     "RECURRENT_FAMILIES",

@@ -20,6 +20,7 @@ SHAPE: dict[str, Any] = {
     "eos_token_id": None,
     "pad_token_id": 0,
 }
+OMITTED = "omitted"  # the value of a field of SHAPE that a config does not take
 _EXPERTS = {"num_experts": 4, "num_local_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
 _WINDOWED = {"sliding_window": WINDOW}
 # not tied: with scaled embeddings of this size, a tied head would repeat the last token for ever
@@ -57,6 +58,95 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "smollm3": {},
     "granite": {"embedding_multiplier": 2.0, "logits_scaling": 2.0, "attention_multiplier": 0.3},
     "muse_glimmer": _WINDOWED,
+}
+
+_ALTERNATING = {**_WINDOWED, "layer_types": ["sliding_attention", "full_attention"] * 2}
+_ROUTED = {
+    "n_routed_experts": 4,
+    "n_shared_experts": 1,
+    "num_experts_per_tok": 2,
+    "n_group": 2,
+    "topk_group": 1,
+    "moe_intermediate_size": 32,
+    "first_k_dense_replace": 1,
+}
+_PER_LAYER = {"hidden_size_per_layer_input": 8, "vocab_size_per_layer_input": VOCAB_SIZE}
+_GEMMA_3N = {**_GEMMA, **_ALTERNATING, **_PER_LAYER, "laurel_rank": 8, "altup_num_inputs": 2}
+_GEMMA_4 = {**_GEMMA, **_ALTERNATING, **_PER_LAYER, "global_head_dim": 16, "num_global_key_value_heads": 1}
+_GPT_J = {"n_embd": 32, "n_head": 4, "n_layer": 4, "rotary_dim": 4, "n_positions": 512}
+# Supported attention families whose masks, positions and caches are those of a family above. The tests try fewer
+# drafters with them.
+FURTHER_FAMILIES: dict[str, dict[str, Any]] = {
+    "apertus": {},
+    "arcee": {},
+    "codegen": _GPT_J,
+    "cohere": {"logit_scale": 1.0, "use_qk_norm": True},
+    "cohere2": {**_WINDOWED, "logit_scale": 1.0},
+    "cwm": _WINDOWED,
+    "deepseek_v2": FAMILIES["deepseek_v3"],
+    "dots1": {**_ALTERNATING, **_ROUTED},
+    "ernie4_5": {},
+    "ernie4_5_moe": {
+        "moe_num_experts": 4,
+        "moe_num_shared_experts": 1,
+        "moe_k": 2,
+        "moe_intermediate_size": 32,
+        "moe_layer_start_index": 1,
+    },
+    "exaone4": _ALTERNATING,
+    "exaone_moe": {**_ALTERNATING, **_ROUTED, "num_experts": 4, "num_shared_experts": 1},
+    "falcon": {"head_dim": OMITTED},
+    "falcon_grouped": {
+        "model_type": "falcon",
+        "head_dim": OMITTED,
+        "new_decoder_architecture": True,
+        "num_kv_heads": 2,
+    },
+    "flex_olmo": _EXPERTS,
+    "gemma": {"tie_word_embeddings": False},
+    "gemma3n_text": {**_GEMMA_3N, "num_kv_shared_layers": 0},
+    "gemma3n_shared": {"model_type": "gemma3n_text", **_GEMMA_3N, "num_kv_shared_layers": 2},
+    "gemma4": _GEMMA_4,  # text through the multimodal class
+    "gemma4_text": _GEMMA_4,
+    "gemma4_shared": {"model_type": "gemma4_text", **_GEMMA_4, "num_kv_shared_layers": 2},
+    "gemma4_experts": {
+        "model_type": "gemma4_text",
+        **_GEMMA_4,
+        "enable_moe_block": True,
+        "num_experts": 4,
+        "top_k_experts": 2,
+        "moe_intermediate_size": 32,
+        "attention_k_eq_v": True,
+    },
+    "glm": {},
+    "glm4": {},
+    "glm4_moe": _ROUTED,
+    "gpt_neox": {},
+    "gptj": _GPT_J,
+    "granite_swa": {**_WINDOWED, "attn_implementation": "eager"},
+    "granitemoe": _EXPERTS,
+    "helium": {},
+    "hunyuan_v1_dense": {},
+    "jetmoe": {**_EXPERTS, "kv_channels": 8},
+    "minimax_m2": {**_EXPERTS, "rotary_dim": 4},
+    "ministral": _WINDOWED,
+    "nanochat": {},
+    "nemotron": {},
+    "olmoe": _EXPERTS,
+    "persimmon": {},
+    "phi": {},
+    "phimoe": {**_WINDOWED, **_EXPERTS},
+    "qwen2_moe": {
+        **_WINDOWED,
+        **_EXPERTS,
+        "use_sliding_window": True,
+        "max_window_layers": 2,
+        "shared_expert_intermediate_size": 32,
+    },
+    "seed_oss": {},
+    "stablelm": {},
+    "starcoder2": _WINDOWED,
+    "vaultgemma": {**_GEMMA, "attn_implementation": "eager"},
 }
 
 _DELTA_NET = {
@@ -137,7 +227,7 @@ INCONSISTENT_FAMILIES: dict[str, dict[str, Any]] = {
     },
     "recurrent_gemma": {"lru_width": 32, "attention_window_size": WINDOW},
 }
-ALL_FAMILIES = FAMILIES | GATED_DELTA_FAMILIES | RECURRENT_FAMILIES | INCONSISTENT_FAMILIES
+ALL_FAMILIES = FAMILIES | FURTHER_FAMILIES | GATED_DELTA_FAMILIES | RECURRENT_FAMILIES | INCONSISTENT_FAMILIES
 
 _VISION = {"hidden_size": 16, "intermediate_size": 32}
 _QWEN_VISION = {
@@ -149,6 +239,7 @@ _QWEN_VISION = {
 }
 # fields around the text config of families that come with a vision part
 MULTIMODAL: dict[str, dict[str, Any]] = {
+    "gemma4": {"text_config": {"model_type": "gemma4_text"}},
     "muse_glimmer": {
         "text_config": {},
         "vision_config": {**_VISION, "num_hidden_layers": 1, "num_attention_heads": 2},

@@ -5,18 +5,19 @@ import copy
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText, PreTrainedModel
 
-from .families import ALL_FAMILIES, MULTIMODAL, SHAPE
+from .families import ALL_FAMILIES, MULTIMODAL, OMITTED, SHAPE
 
 
 def tiny_model(family: str = "llama", seed: int = 0, **overrides) -> PreTrainedModel:
     """Return a random fp32 model of a few thousand weights in evaluation mode, on the CPU.
 
     Args:
-        family: a key of `FAMILIES`, `GATED_DELTA_FAMILIES`, `RECURRENT_FAMILIES` or `INCONSISTENT_FAMILIES`.
+        family: a key of `ALL_FAMILIES`.
         seed: seeds the weights. The global random state stays as it is.
         overrides: config fields, and `attn_implementation`.
     """
     fields = {**SHAPE, **ALL_FAMILIES[family], **overrides}
+    fields = {name: value for name, value in fields.items() if value != OMITTED}
     model_type = fields.pop("model_type", family)
     attn_implementation = fields.pop("attn_implementation", "sdpa")
     model_class = AutoModelForCausalLM

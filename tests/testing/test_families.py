@@ -3,11 +3,18 @@
 import pytest
 
 from hf_ddtree.target.layer_types import INCONSISTENT_MODEL_TYPES
-from hf_ddtree.testing import ALL_FAMILIES, FAMILIES, GATED_DELTA_FAMILIES, INCONSISTENT_FAMILIES, RECURRENT_FAMILIES
+from hf_ddtree.testing import (
+    ALL_FAMILIES,
+    FAMILIES,
+    FURTHER_FAMILIES,
+    GATED_DELTA_FAMILIES,
+    INCONSISTENT_FAMILIES,
+    RECURRENT_FAMILIES,
+)
 
 
 def test_all_families_holds_every_group_once():
-    groups = (FAMILIES, GATED_DELTA_FAMILIES, RECURRENT_FAMILIES, INCONSISTENT_FAMILIES)
+    groups = (FAMILIES, FURTHER_FAMILIES, GATED_DELTA_FAMILIES, RECURRENT_FAMILIES, INCONSISTENT_FAMILIES)
     assert len(ALL_FAMILIES) == sum(map(len, groups))
 
 
