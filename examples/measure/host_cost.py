@@ -87,7 +87,7 @@ def round_seconds(draft_logits: torch.Tensor, budget: int) -> dict[str, float]:
     cache, device = DynamicCache(), torch.device("cpu")
     add_rows(cache, LENGTH)
     start = clock()
-    tree_attention_mask(config, cache, tree.depths, tree.depths, tree.ancestor_mask, None, torch.float32, device)
+    tree_attention_mask(config, cache, tree.depths, tree.depths, tree.ancestor_mask, None, device)
     seconds["mask"] = clock() - start
 
     path = deep_path(tree)

@@ -94,7 +94,6 @@ class CausalLMDrafter(Drafter):
             depths - 1,
             visible,
             padding_mask=None,
-            dtype=self.model.dtype,
             device=self.device,
         )
         tokens = torch.tensor([[growth.token_ids[node] for node in frontier]])

@@ -42,12 +42,11 @@ class TreeForward:
         """Return the patches under which the layers of `model` call `attend`."""
         raise NotImplementedError
 
-    def masks(self, cache: Cache, dtype: torch.dtype, device: torch.device) -> Masks | None:
+    def masks(self, cache: Cache, device: torch.device) -> Masks | None:
         """Return what the model gets as `attention_mask`.
 
         Args:
             cache: the cache before the forward.
-            dtype: the model's dtype.
             device: where the mask is needed.
         """
         raise NotImplementedError
@@ -84,7 +83,7 @@ class MaskedForward(TreeForward):
             return []
         return [Patch(attention_functions(), "sdpa", call_attend)]
 
-    def masks(self, cache: Cache, dtype: torch.dtype, device: torch.device) -> Masks | None:
+    def masks(self, cache: Cache, device: torch.device) -> Masks | None:
         """Return dense masks.
 
         A lone root gets the padding mask, from which the model makes the mask of plain decoding.
@@ -93,7 +92,7 @@ class MaskedForward(TreeForward):
             return self.padding_mask
         depths = self.tree.depths.to(device)
         visible = self.tree.ancestor_mask
-        return tree_attention_mask(self.config, cache, depths, depths, visible, self.padding_mask, dtype, device)
+        return tree_attention_mask(self.config, cache, depths, depths, visible, self.padding_mask, device)
 
     def attend(
         self, module, query, key, value, attention_mask, scaling=None, position_bias=None, **kwargs

@@ -133,12 +133,7 @@ def gated_delta_patches(model: PreTrainedModel) -> list[Patch]:
         model: the target.
     """
     modules = {type(module).__module__ for module in model.modules()}.intersection(MODULES)
-    calls = {
-        "causal_conv1d_fn": _convolve,
-        "torch_chunk_gated_delta_rule": _delta_rule,
-        "torch_recurrent_gated_delta_rule": _delta_rule,  # called for a tree of the root alone
-    }
-    return [Patch(vars(sys.modules[name]), function, calls[function]) for name in modules for function in calls]
+    return [Patch(vars(sys.modules[name]), *replacement) for name in modules for replacement in REPLACEMENTS.items()]
 
 
 def _convolve(forward, *args, **kwargs):
@@ -147,3 +142,10 @@ def _convolve(forward, *args, **kwargs):
 
 def _delta_rule(forward, *args, **kwargs):
     return forward.states.delta_rule(*args, **kwargs)
+
+
+REPLACEMENTS = {  # a function of these files: what is called instead
+    "causal_conv1d_fn": _convolve,
+    "torch_chunk_gated_delta_rule": _delta_rule,
+    "torch_recurrent_gated_delta_rule": _delta_rule,  # called for a tree of the root alone
+}

@@ -35,7 +35,7 @@ class KernelForward(TreeForward):
         eager = {id(names): names for names in files if "eager_attention_forward" in names}
         return [Patch(names, "eager_attention_forward", call_attend) for names in eager.values()]
 
-    def masks(self, cache: Cache, dtype: torch.dtype, device: torch.device) -> Masks:
+    def masks(self, cache: Cache, device: torch.device) -> Masks:
         """Return empty masks, because the kernel needs none."""
         return no_masks(self.config, device)
 

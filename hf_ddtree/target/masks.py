@@ -1,7 +1,10 @@
 """The attention mask of a tree: every node sees the valid prefix, its ancestors and itself."""
 
+import functools
+
 import torch
 from transformers import Cache, PreTrainedConfig
+from transformers.cache_utils import DynamicLayer
 
 from .layer_types import MASKED_LAYER_TYPES
 
@@ -15,7 +18,6 @@ def tree_attention_mask(
     key_depths: torch.Tensor,
     visible: torch.Tensor,
     padding_mask: torch.Tensor | None,
-    dtype: torch.dtype,
     device: torch.device,
 ) -> Masks:
     """Return the additive masks of a forward over n nodes, in the form that the model takes.
@@ -32,13 +34,13 @@ def tree_attention_mask(
         key_depths: `[m]` int64, the depths of all node keys, those of this forward last.
         visible: `[n, m]` bool, the ancestor relation of queries to node keys, self included.
         padding_mask: `[1, L + 1]` or longer, 0 where a committed token is padding. None if there is none.
-        dtype: the model's dtype, because an additive mask must match the queries.
         device: where the masks are needed.
 
     Returns:
         A `[1, 1, n, T]` mask of 0 and the dtype's minimum, or a dict of such masks by layer type. The masks are
-        additive, because eager attention would add a bool mask as 0 and 1.
+        additive, because eager attention would add a bool mask as 0 and 1. Their dtype is that of the cached keys.
     """
+    dtype = _key_dtype(cache)
     depths = (query_depths.to(device), key_depths.to(device), visible.to(device))
 
     def mask(layer_idx: int, window: int | None) -> torch.Tensor:
@@ -82,6 +84,12 @@ def layer_window(config: PreTrainedConfig, layer_idx: int) -> int | None:
     """
     layer_types, window = getattr(config, "layer_types", None), getattr(config, "sliding_window", None)
     return window if layer_types is None or layer_types[layer_idx] == "sliding_attention" else None
+
+
+def _key_dtype(cache: Cache) -> torch.dtype:
+    """Return the dtype of the keys in a cache, with which the queries agree. The model's weights may have others."""
+    layers = [layer for layer in cache.layers if isinstance(layer, DynamicLayer) and layer.is_initialized]
+    return functools.reduce(torch.promote_types, [layer.keys.dtype for layer in layers])
 
 
 def _layer_index(cache: Cache, layer_type: str) -> int:

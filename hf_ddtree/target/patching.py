@@ -54,7 +54,7 @@ def _apply(patch: Patch) -> None:
     with _lock:
         entry = _replaced.setdefault((id(namespace), name), _Replaced(namespace[name]))
         if entry.users == 0:
-            namespace[name] = _dispatcher(entry.original, patch.call)
+            namespace[name] = _Dispatcher(entry.original, patch.call)
         entry.users += 1
 
 
@@ -68,9 +68,21 @@ def _remove(patch: Patch) -> None:
             del _replaced[id(namespace), name]
 
 
-def _dispatcher(original: Callable[..., Any], replacement: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(original)
-    def call(*args, ddtree=None, **kwargs):
-        return original(*args, **kwargs) if ddtree is None else replacement(ddtree, *args, **kwargs)
+class _Dispatcher:
+    """Calls `replacement` if the keyword `ddtree` is given, and the original function otherwise."""
 
-    return call
+    def __init__(self, original: Callable[..., Any], replacement: Callable[..., Any]):
+        functools.update_wrapper(self, original)
+        self.original, self.replacement = original, replacement
+
+    def __call__(self, *args, ddtree=None, **kwargs):
+        return self.original(*args, **kwargs) if ddtree is None else self.replacement(ddtree, *args, **kwargs)
+
+
+def unpatched(function: Any) -> Any:
+    """Return the original function if `function` is what a patch put in its place, possibly in another thread.
+
+    Args:
+        function: what a namespace of a patch holds.
+    """
+    return function.original if isinstance(function, _Dispatcher) else function

@@ -58,7 +58,7 @@ class TreeVerifier:
         inputs = {
             **model_kwargs,
             "position_ids": root + tree.depths.to(root.device),
-            "attention_mask": forward.masks(self.cache, self.model.dtype, root.device),
+            "attention_mask": forward.masks(self.cache, root.device),
         }
         inputs = forward_inputs(self.model, tree.token_ids[None].to(root.device), inputs, self.taps)
         if self.patches:
