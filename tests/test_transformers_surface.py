@@ -93,6 +93,7 @@ ATTRIBUTES = [
     "transformers.PreTrainedModel._keys_to_ignore_on_load_unexpected",
     "transformers.PreTrainedConfig._attn_implementation",
     "transformers.modeling_utils.ALL_ATTENTION_FUNCTIONS",
+    "transformers.masking_utils.ALL_MASK_ATTENTION_FUNCTIONS",
     # It finds models by the name of their class, so an enabled class keeps the name.
     "transformers.utils.output_capturing._CAN_RECORD_REGISTRY",
     "transformers.Cache.is_linear",

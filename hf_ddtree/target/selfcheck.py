@@ -110,8 +110,8 @@ def _judge(model: PreTrainedModel, differences: Differences, training: bool, way
     if inconsistent:
         raise ValueError(
             f"model: {name} gives other logits token by token than over several tokens ({rounding:.2g} relative), so "
-            "no tree forward can equal plain decoding. A hook that changes only the newest position has this effect; "
-            "change all positions, or call generate without tree_budget."
+            "no tree forward can equal plain decoding. A hook that changes only the newest position has this "
+            "effect: let it change all positions. Otherwise call generate without tree_budget."
         )
     if differs:
         implementation = attention_implementation(text_config(model))

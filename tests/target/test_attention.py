@@ -50,13 +50,13 @@ def test_patches_leave_models_alone_that_attend_by_code_of_their_own(monkeypatch
 @pytest.mark.parametrize("padding_mask", [None, torch.tensor([[0, 0, 1, 1, 1, 1, 1]])])
 def test_masks_of_a_lone_root_are_the_padding_mask(padding_mask):
     forward = masked_forward(DraftTree.chain([7]), padding_mask)
-    assert forward.masks(DynamicCache(), torch.float32, CPU) is padding_mask
+    assert forward.masks(DynamicCache(), CPU) is padding_mask
 
 
 def test_masks_of_a_tree_hide_what_is_no_ancestor():
-    cache, keys = DynamicCache(), torch.zeros(1, 1, 6, 1)
+    cache, keys = DynamicCache(), torch.zeros(1, 1, 6, 1, dtype=torch.bfloat16)
     cache.update(keys, keys, 0)
-    mask = masked_forward().masks(cache, torch.bfloat16, CPU)
+    mask = masked_forward().masks(cache, CPU)
     assert mask.dtype == torch.bfloat16 and mask.shape == (1, 1, 4, 10)
     visible = mask[0, 0] == 0
     assert visible[:, :6].all() and torch.equal(visible[:, 6:], TREE.ancestor_mask)

@@ -115,7 +115,7 @@ def test_attend_refuses_a_position_bias():
 
 def test_masks_are_empty():
     forward = KernelForward(TREE, tiny_model("gemma2").config, 20, None, None)
-    masks = forward.masks(DynamicCache(), torch.float32, CPU)
+    masks = forward.masks(DynamicCache(), CPU)
     assert set(masks) == {"sliding_attention", "full_attention"} and all(mask.numel() == 0 for mask in masks.values())
 
 

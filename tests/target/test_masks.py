@@ -13,10 +13,10 @@ from hf_ddtree.target.masks import layer_window, no_masks, tree_attention_mask
 HIDDEN = torch.finfo(torch.float32).min
 
 
-def filled_cache(config, length: int) -> DynamicCache:
+def filled_cache(config, length: int, dtype: torch.dtype = torch.float32) -> DynamicCache:
     """Return a cache after a prefill of `length` tokens, with one float per key."""
     cache = DynamicCache(config=config)
-    keys = torch.arange(length, dtype=torch.float32)[None, None, :, None]
+    keys = torch.arange(length, dtype=dtype)[None, None, :, None]
     for layer in range(config.num_hidden_layers):
         cache.update(keys, keys, layer)
     return cache
@@ -52,9 +52,7 @@ def test_tree_attention_mask_equals_the_definition_in_every_cell(length, window,
     padding = min(padding, length - 1)
     padding_mask = (torch.arange(length + 1) >= padding)[None] if padding else None
     with uncommitted_rows(cache):
-        masks = tree_attention_mask(
-            config, cache, tree.depths, tree.depths, tree.ancestor_mask, padding_mask, torch.float32, "cpu"
-        )
+        masks = tree_attention_mask(config, cache, tree.depths, tree.depths, tree.ancestor_mask, padding_mask, "cpu")
         for layer_type, mask in masks.items():
             layer = 0 if layer_type == "sliding_attention" else 1
             keys = torch.zeros(1, 1, len(tree), 1)
@@ -76,11 +74,18 @@ def test_tree_attention_mask_is_one_mask_without_layer_types(model_type, window)
     if window:
         config.sliding_window = window
     tree = DraftTree.from_lists([1, 2, 3], [-1, 0, 0])
-    mask = tree_attention_mask(
-        config, filled_cache(config, 20), tree.depths, tree.depths, tree.ancestor_mask, None, torch.bfloat16, "cpu"
-    )
-    assert mask.dtype == torch.bfloat16
+    cache = filled_cache(config, 20)
+    mask = tree_attention_mask(config, cache, tree.depths, tree.depths, tree.ancestor_mask, None, "cpu")
     assert int((mask[0, 0, 1] == 0).sum()) == (20 + 2 if window is None else window)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_tree_attention_mask_has_the_dtype_of_the_keys(dtype):
+    config = AutoConfig.for_model("gemma2", num_hidden_layers=2)
+    tree = DraftTree.from_lists([1, 2, 3], [-1, 0, 0])
+    cache = filled_cache(config, 5, dtype)
+    masks = tree_attention_mask(config, cache, tree.depths, tree.depths, tree.ancestor_mask, None, "cpu")
+    assert {(mask.dtype, float(mask.min())) for mask in masks.values()} == {(dtype, torch.finfo(dtype).min)}
 
 
 LAYER_TYPES = {"llama": None, "gemma2": {"sliding_attention", "full_attention"}}

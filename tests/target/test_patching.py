@@ -9,7 +9,7 @@ from helpers import random_ids
 import hf_ddtree
 from hf_ddtree.target.gated_delta import gated_delta_patches
 from hf_ddtree.target.kernel_attention import KernelForward
-from hf_ddtree.target.patching import Patch, patched
+from hf_ddtree.target.patching import Patch, patched, unpatched
 from hf_ddtree.testing import GATED_DELTA_FAMILIES, tiny_model
 
 
@@ -32,6 +32,12 @@ def test_patched_function_obeys_the_keyword(namespace):
         assert namespace["function"](3, factor=5) == 15
         assert namespace["function"](3, factor=5, ddtree="tree") == "tree 3 5"
     assert namespace == {"function": plain}
+
+
+def test_unpatched_is_the_original_function(namespace):
+    assert unpatched(plain) is plain and unpatched(None) is None
+    with patched([Patch(namespace, "function", of_trees)]):
+        assert unpatched(namespace["function"]) is plain
 
 
 def test_patched_restores_the_original_after_an_error(namespace):
