@@ -34,9 +34,10 @@ def test_generate_runs_the_target_once_a_round(llama):
     """Counted on the model, because a second forward would be slow without being wrong."""
     input_ids = random_ids(PROMPT_LENGTH)
     script = generate(llama, input_ids, max_new_tokens=NEW_TOKENS)
-    generate(llama, input_ids, max_new_tokens=2, tree_budget=2)  # runs the self-check, whose forwards do not count
     forwards = []
     handle = llama.register_forward_hook(lambda module, args, outputs: forwards.append(outputs.logits.shape[1]))
+    generate(llama, input_ids, max_new_tokens=2, tree_budget=2)  # runs the self-check, whose forwards do not count
+    forwards.clear()
     settings = {"max_new_tokens": NEW_TOKENS, "return_dict_in_generate": True}
     output = generate(llama, input_ids, **settings, **tree_arguments("scripted", llama, script))
     handle.remove()

@@ -247,10 +247,10 @@ class Clock:
 @pytest.fixture
 def one_second_per_forward(llama, monkeypatch):
     """Let every forward of the model take one second, so that nothing depends on the speed of the machine."""
-    generate(llama, random_ids(2), max_new_tokens=2, tree_budget=1)  # runs the self-check, whose forwards do not count
     clock = Clock()
     monkeypatch.setattr(transformers_criteria, "time", clock)
     handle = llama.register_forward_hook(clock.advance)
+    generate(llama, random_ids(2), max_new_tokens=2, tree_budget=1)  # runs the self-check, whose forwards do not count
     yield clock
     handle.remove()
 

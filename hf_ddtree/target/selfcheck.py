@@ -105,7 +105,7 @@ def _judge(model: PreTrainedModel, differences: Differences, training: bool, way
         raise ValueError(
             f"model: {name} is random: two equal forwards over the same tokens give other logits ({noise:.2g} "
             "relative), so no text can be repeated. Dropout in training mode or a hook that draws random numbers has "
-            "this effect; call model.eval(), and remove the hook."
+            "this effect; call model.eval(), or remove the hook."
         )
     if inconsistent:
         raise ValueError(

@@ -12,13 +12,12 @@ from transformers import PreTrainedModel
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 
 from .._transformers import attention_implementation
-from . import prefill
 from .attention import TreeForward, text_config
 from .gated_delta import REPLACEMENTS
 from .patching import unpatched
 
-# Hooks from these modules only record. transformers adds its own when hidden states are asked for the first time.
-RECORDING_MODULES = (prefill.__name__, "transformers.utils.output_capturing")
+# Where hooks come from that only record. transformers adds its own when hidden states are asked for the first time.
+RECORDING_MODULES = ("hf_ddtree.", "transformers.utils.output_capturing")
 # the functions in the files of the layers on which a forward over a tree depends
 LAYER_FUNCTIONS = ("eager_attention_forward", *REPLACEMENTS)
 
@@ -90,7 +89,7 @@ class Snapshot:
 def _changing(hooks: Mapping[int, Callable[..., Any]]) -> list[Callable[..., Any]]:
     """Return the hooks that may change something."""
     copied = tuple(hooks.values())  # because another thread may register a hook meanwhile
-    return [hook for hook in copied if getattr(hook, "__module__", None) not in RECORDING_MODULES]
+    return [hook for hook in copied if not str(getattr(hook, "__module__", None)).startswith(RECORDING_MODULES)]
 
 
 def _autocast(device_type: str) -> torch.dtype | None:

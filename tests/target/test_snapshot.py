@@ -15,6 +15,7 @@ from transformers.masking_utils import sdpa_mask
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 import hf_ddtree
+from hf_ddtree.benchmark.stages import forward_times
 from hf_ddtree.target.attention import MaskedForward
 from hf_ddtree.target.gated_delta import gated_delta_patches
 from hf_ddtree.target.kernel_attention import KernelForward
@@ -181,6 +182,8 @@ def test_snapshot_ignores_hooks_that_record():
     drafter = tiny_dflash_drafter(model)
     model.generate(random_ids(8), max_new_tokens=3, tree_budget=4, assistant_model=drafter)
     assert in_prefill == [before]
+    with forward_times(model, [model.lm_head]):
+        assert snapshot(model) == before
     assert any(layer._forward_hooks for layer in model.model.layers), "transformers has registered its hooks"
     assert snapshot(model) == before
 
