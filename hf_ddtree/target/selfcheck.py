@@ -132,9 +132,10 @@ def _measure(model: PreTrainedModel, device: torch.device, attention: type[TreeF
     """Run two trees after each other and the plain forwards to compare them with."""
     config, n_nodes = text_config(model), len(PARENTS)
     n_prefix = _prefix_length(config)
-    generator = torch.Generator().manual_seed(0)
-    tokens = torch.randint(config.vocab_size, (n_prefix + 2 * n_nodes,), generator=generator).to(device)
-    prefix, *trees = tokens.split([n_prefix, n_nodes, n_nodes])
+    generator = torch.Generator("cpu").manual_seed(0)
+    n_tokens = n_prefix + 2 * n_nodes
+    tokens = torch.randint(config.vocab_size, (n_tokens,), generator=generator, dtype=torch.long, device="cpu")
+    prefix, *trees = tokens.to(device).split([n_prefix, n_nodes, n_nodes])
 
     target = Target.after(model, prefix, attention)
     chain, text = copy.deepcopy(target.cache), prefix  # the same tokens, added one by one
