@@ -137,6 +137,18 @@ def crop_rows(layer: Any, n_rows: int) -> None:
     layer.crop(-n_rows)
 
 
+def empty_cache(cache_class: type[Cache], config: PreTrainedConfig) -> Cache:
+    """Return an empty cache that works under every default device of the process.
+
+    Private knowledge: some layers keep a number in a tensor, which they move to the device of the first states. These
+    are `_sliding_window_tensor` of sliding layers and, from 5.25 on, `cumulative_length_linear` of recurrent layers.
+    Under the default device "meta", the number would have no value. A constructor that names the device would replace
+    this wrapper.
+    """
+    with torch.device("cpu"):
+        return cache_class(config=config)
+
+
 def cached_tokens(cache: Cache) -> int:
     """Return the number of tokens in a cache, as its first attention layer counts them, or 0 without such a layer.
 

@@ -8,7 +8,7 @@ import torch
 
 from .sampling.policies import POLICIES, PROPOSAL_TEMPERATURE, Policy
 from .sampling.randomness import Randomness
-from .tree import DraftTree, Proposal, int64
+from .tree import DraftTree, Proposal, float32, int64
 
 MIN_ACCEPTANCE, MAX_ACCEPTANCE = 0.01, 0.99  # bounds of the estimate for a drawn child, whose logarithm is taken
 MIN_OUTSIDE = 1e-6  # probability outside the deterministic children below which no child is drawn there
@@ -85,7 +85,7 @@ def _tree(root_token_id: int, top_ids: torch.Tensor, shape: Shape) -> DraftTree:
     levels, ranks, parents, log_reach = shape
     token_ids = torch.cat([int64([root_token_id]), top_ids.cpu()[int64(levels), int64(ranks)]])
     depths = int64([-1, *levels]) + 1
-    return DraftTree(token_ids, int64([-1, *parents]), depths, log_reach=torch.tensor([0.0, *log_reach]))
+    return DraftTree(token_ids, int64([-1, *parents]), depths, log_reach=float32([0.0, *log_reach]))
 
 
 def draw_children(
@@ -122,7 +122,7 @@ def _draw_tokens(
         requests = [(top_ids[level][:n_deterministic], len(nodes)) for n_deterministic, nodes in by_parent.values()]
         drawn = draw_children(q[level], requests, level + 1, policy, randomness)
         for (parent, (_, nodes)), proposal in zip(by_parent.items(), drawn, strict=True):
-            token_ids[nodes] = torch.tensor(proposal.tokens)
+            token_ids[nodes] = int64(proposal.tokens)
             proposals[parent] = proposal
     return proposals
 

@@ -79,7 +79,7 @@ class DraftTree:
         depths = [0] * len(parents)
         for node in range(1, len(parents)):
             depths[node] = depths[parents[node]] + 1
-        estimates = None if log_reach is None else torch.tensor(log_reach)
+        estimates = None if log_reach is None else float32(log_reach)
         return cls(int64(token_ids), int64(parents), int64(depths), proposals or {}, estimates)
 
     @classmethod
@@ -163,6 +163,11 @@ class DraftTree:
         return torch.from_numpy(bits.view(bool))
 
 
+def float32(values: list[float]) -> torch.Tensor:
+    """Return a list as a float32 tensor on the CPU."""
+    return torch.from_numpy(np.array(values, dtype=np.float32))
+
+
 def int64(values: list[int]) -> torch.Tensor:
-    """Return a list as an int64 tensor. NumPy reads lists several times faster than torch does."""
+    """Return a list as an int64 tensor on the CPU. NumPy reads lists several times faster than torch does."""
     return torch.from_numpy(np.array(values, dtype=np.int64))

@@ -62,11 +62,11 @@ def tree_attention_reference(
 def visible_keys(ancestors, depths, prefix_lengths, n_keys: int, first_valid=None, window=None) -> torch.Tensor:
     """Return which node sees which key, `[B, N, n_keys]` bool. The arguments are those of the formula above."""
     n_batch, n_nodes = depths.shape
-    index = torch.arange(n_keys, device=depths.device)
+    index = torch.arange(n_keys, dtype=torch.long, device=depths.device)
     node = index - prefix_lengths[:, None]  # [B, T], negative in the prefix
     is_node = (node >= 0) & (node < n_nodes)
     safe = node.clamp(0, n_nodes - 1)
-    rows = torch.arange(n_batch, device=depths.device)[:, None]
+    rows = torch.arange(n_batch, dtype=torch.long, device=depths.device)[:, None]
     words = ancestors.gather(2, (safe // 64)[:, None].expand(-1, n_nodes, -1))
     related = (words >> (safe % 64)[:, None]) & 1 == 1
     distance = depths[:, :, None] - torch.where(is_node, depths[rows, safe], node)[:, None]
@@ -83,4 +83,4 @@ def pack_ancestors(ancestor_mask: torch.Tensor) -> torch.Tensor:
     """
     n_nodes = ancestor_mask.shape[-1]
     bits = torch.nn.functional.pad(ancestor_mask, (0, -n_nodes % 64)).unflatten(-1, (-1, 64)).long()
-    return (bits << torch.arange(64, device=bits.device)).sum(-1)
+    return (bits << torch.arange(64, dtype=torch.long, device=bits.device)).sum(-1)

@@ -186,6 +186,21 @@ def unchanged(model) -> Iterator[None]:
     assert generate(model, prompt, tree_budget=8, **settings).tolist() == before.tolist()
 
 
+@contextmanager
+def process_default(default: torch.dtype | str) -> Iterator[None]:
+    """Set torch's process-wide default dtype, or its default device, inside the context."""
+    dtype = torch.get_default_dtype()
+    if isinstance(default, torch.dtype):
+        torch.set_default_dtype(default)
+    else:
+        torch.set_default_device(default)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(dtype)
+        torch.set_default_device(None)
+
+
 def assert_close(actual: torch.Tensor, expected: torch.Tensor) -> None:
     """Assert equality up to fp32 rounding, relative to the largest finite entry of the tensor."""
     finite = expected[expected.isfinite()]

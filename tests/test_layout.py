@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 from helpers import ROOT
+from torch.utils._device import _device_constructors  # torch has no public list of them
 
 PACKAGE = ROOT / "hf_ddtree"
 # From the ground up. A file imports only from its own floor or from a floor below. "hf_ddtree" is the package itself,
@@ -40,6 +41,15 @@ READS_GENERATION_CONFIG = {
 }
 DESCRIBE_THEMSELVES = ("benchmark", "training")  # The docstrings of these packages describe their files.
 MAX_LINES = 300  # of a test file
+# Functions of torch that make a tensor in the default dtype or on the default device of the process, unless the call
+# names both. Functions that take them from another tensor (`zeros_like`, `new_zeros`, ..) are not among them.
+FACTORIES = {
+    *("arange", "as_tensor", "asarray", "bartlett_window", "blackman_window", "complex", "empty", "empty_permuted"),
+    *("empty_strided", "eye", "fftfreq", "full", "hamming_window", "hann_window", "kaiser_window", "linspace"),
+    *("logspace", "nested_tensor", "normal", "ones", "rand", "randint", "randn", "randperm", "range", "rfftfreq"),
+    *("scalar_tensor", "tensor", "tril_indices", "triu_indices", "zeros"),
+}
+TENSOR_TYPES = {"Tensor", "BoolTensor", "DoubleTensor", "FloatTensor", "HalfTensor", "IntTensor", "LongTensor"}
 
 MODULES = sorted(path for path in PACKAGE.rglob("*.py") if "__pycache__" not in path.parts)
 TEST_FILES = sorted((ROOT / "tests").rglob("test_*.py"))
@@ -183,3 +193,54 @@ def test_only_enable_reads_the_generation_config():
 def ends_in_generation_config(node: ast.expr) -> bool:
     """Return whether an expression is a variable or an attribute of the name `generation_config`."""
     return getattr(node, "id", None) == "generation_config" or getattr(node, "attr", None) == "generation_config"
+
+
+def unnamed_defaults(source: str) -> list[tuple[int, str]]:
+    """Return the line and the text of every call that makes a tensor without naming its dtype and its device."""
+    found = []
+    for node in ast.walk(ast.parse(source)):
+        if not isinstance(node, ast.Call):
+            continue
+        module, _, name = ast.unparse(node.func).rpartition(".")
+        keywords = {keyword.arg for keyword in node.keywords if ast.unparse(keyword.value) != "None"}
+        generator = name == "Generator" and not node.args  # its device is its first argument
+        factory = name in FACTORIES and not {"dtype", "device"} <= keywords
+        if module.split(".")[0] == "torch" and (factory or generator or name in TENSOR_TYPES):
+            found.append((node.lineno, ast.unparse(node)))
+    return found
+
+
+@pytest.mark.parametrize(
+    "call, found",
+    [
+        ("torch.zeros(2, dtype=torch.long, device='cpu')", False),
+        ("torch.zeros(2, dtype=torch.long)", True),
+        ("torch.arange(2, device=device)", True),
+        ("torch.rand(2, dtype=None, device=None)", True),
+        ("torch.fft.fftfreq(2)", True),
+        ("torch.Generator()", True),
+        ("torch.Generator('cpu')", False),
+        ("torch.LongTensor([2])", True),
+        ("torch.zeros_like(x)", False),
+        ("x.new_zeros(2)", False),
+        ("np.zeros(2)", False),
+    ],
+)
+def test_unnamed_defaults_sees_every_form(call, found):
+    assert bool(unnamed_defaults(f"def f():\n    return g({call})")) == found
+
+
+def test_factories_cover_what_follows_the_default_device():
+    # not the remembered list, which may hold a function that transformers had patched while it loaded a model
+    names = {factory.__name__.removeprefix("fft_") for factory in _device_constructors.__wrapped__()}
+    unused = {name for name in names if name.startswith("sparse_") or name == "empty_quantized"}
+    assert names - unused <= FACTORIES
+
+
+def test_every_tensor_names_its_dtype_and_its_device():
+    """A user may set `torch.set_default_dtype` and `torch.set_default_device`, and no tensor here may follow them."""
+    following = []
+    for path in [*MODULES, *sorted((ROOT / "kernels").glob("*.py"))]:
+        for line, call in unnamed_defaults(path.read_text(encoding="utf-8")):
+            following.append(f"{path.relative_to(ROOT)}:{line} names no dtype or no device: {call}.")
+    report(following)

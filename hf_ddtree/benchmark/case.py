@@ -62,7 +62,7 @@ def prompt_ids(target: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, prom
         tokenizer: its tokenizer.
         prompt: `{"messages": [...], "kind": ...}`.
     """
-    return torch.tensor([tokenize(tokenizer, prompt["messages"])], device=target.device)
+    return torch.tensor([tokenize(tokenizer, prompt["messages"])], dtype=torch.long, device=target.device)
 
 
 def generation_settings(temperature: float, max_new_tokens: int) -> dict[str, Any]:

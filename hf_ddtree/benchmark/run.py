@@ -24,7 +24,8 @@ def warm_up(target: PreTrainedModel, methods: list[Method]) -> None:
         methods: the methods to compare.
     """
     for method in methods:
-        target.generate(torch.tensor([[1, 2, 3]]).to(target.device), max_new_tokens=8, **method.arguments())
+        prompt = torch.tensor([[1, 2, 3]], dtype=torch.long, device=target.device)
+        target.generate(prompt, max_new_tokens=8, **method.arguments())
 
 
 def rows_by_prompt(

@@ -73,7 +73,7 @@ class Models:
 
 def warm_up(loaded: Loaded) -> None:
     """Generate a few tokens plainly and with each drafter, because the first call pays for checks and allocations."""
-    prompt = torch.tensor([[1, 2, 3]], device=loaded.model.device)
+    prompt = torch.tensor([[1, 2, 3]], dtype=torch.long, device=loaded.model.device)
     trees = [{"assistant_model": drafter, "tree_budget": 16} for drafter in loaded.drafters.values()]
     choices: list[dict[str, Any]] = [{}, *trees]
     for options in choices:

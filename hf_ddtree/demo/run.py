@@ -31,7 +31,7 @@ class StopCriterion(StoppingCriteria):
 
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor, **kwargs: Any) -> torch.Tensor:
         """Return `[B]` booleans: whether each row stops."""
-        return torch.full((input_ids.shape[0],), self.switch.pressed, device=input_ids.device)
+        return torch.full((input_ids.shape[0],), self.switch.pressed, dtype=torch.bool, device=input_ids.device)
 
 
 @dataclass(frozen=True)

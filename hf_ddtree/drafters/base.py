@@ -117,7 +117,7 @@ def draft_tree(drafter: Drafter, input_ids: torch.Tensor, n_nodes: int, max_dept
 def _problem(tree: DraftTree) -> str | None:
     """Return why the mask, the positions or the selection of nodes would go wrong with this tree, or None."""
     parents, depths = tree.parents.numpy(), tree.depths.numpy()
-    reach = np.zeros(len(tree)) if tree.log_reach is None else tree.log_reach.numpy()
+    reach = np.zeros(len(tree)) if tree.log_reach is None else tree.log_reach.double().numpy()
     above = parents[1:]
     if not len(parents) == len(depths) == len(reach) == len(tree):
         return "its arrays have different lengths"

@@ -7,6 +7,7 @@ from .._transformers import default_generation_settings, logits_to_keep
 from ..target.attention import no_router_logits, text_config
 from ..target.cache import commit_path
 from ..target.masks import Masks, tree_attention_mask
+from ..tree import int64
 from .base import Drafter
 from .context import Context
 from .growth import DrawnGrowth, Growth
@@ -79,13 +80,14 @@ class CausalLMDrafter(Drafter):
 
     def _extend(self, tokens: torch.Tensor) -> torch.Tensor:
         """Run new tokens of the text, and return the log-probabilities after the last one, `[1, V]`."""
-        positions = torch.arange(self.committed, self.committed + tokens.shape[1])[None]
+        end = self.committed + tokens.shape[1]
+        positions = torch.arange(self.committed, end, dtype=torch.long, device=self.device)[None]
         return self._log_probs(tokens, positions, attention_mask=None, n_logits=1)
 
     def _evaluate(self, growth: Growth, frontier: list[int]) -> torch.Tensor:
         """Run the nodes of the newest level, and return the log-probabilities of their children, `[n, V]`."""
         visible = growth.evaluate(frontier)
-        depths = torch.tensor([growth.depths[node] for node in growth.evaluated])
+        depths = int64([growth.depths[node] for node in growth.evaluated])
         query_depths = depths[-len(frontier) :]
         mask = tree_attention_mask(
             self.config,
@@ -96,7 +98,7 @@ class CausalLMDrafter(Drafter):
             padding_mask=None,
             device=self.device,
         )
-        tokens = torch.tensor([[growth.token_ids[node] for node in frontier]])
+        tokens = int64([growth.token_ids[node] for node in frontier])[None]
         positions = (self.committed - 1 + query_depths)[None]
         return self._log_probs(tokens, positions, mask, n_logits=len(frontier))
 

@@ -5,6 +5,7 @@ from torch import nn
 from transformers import PreTrainedModel
 from transformers.cache_utils import DFlashCache
 
+from .._transformers import empty_cache
 from ..build import build_tree
 from .base import Drafter
 from .context import Context
@@ -43,9 +44,9 @@ class DFlashDrafter(Drafter):
         self.block_size, self.mask_token_id = config.block_size, config.mask_token_id
         self.context = context or Context()
         if self.context.cache is None:
-            self.context.cache = DFlashCache(config=config)
+            self.context.cache = empty_cache(DFlashCache, config)
             self.context.cache.activate_past_recording()
-        self.root_position = torch.zeros(1, 1, dtype=torch.long)
+        self.root_position = torch.zeros(1, 1, dtype=torch.long, device="cpu")
 
     def prefill(self, hidden_states, position_ids):
         """Take in the target's states of the prompt."""
@@ -64,7 +65,7 @@ class DFlashDrafter(Drafter):
 
     def commit(self, path, hidden_states):
         """Take in the accepted path of a round."""
-        positions = self.root_position + torch.arange(len(path), device=self.root_position.device)
+        positions = self.root_position + torch.arange(len(path), dtype=torch.long, device=self.root_position.device)
         self._read(hidden_states, positions, first=self.context.rows[-1] + 1)
         self.root_position = self.root_position + len(path)
 
@@ -81,10 +82,10 @@ class DFlashDrafter(Drafter):
             root_token_id: the token of the root.
         """
         device, cache = self.model.device, self.context.cache
-        block = torch.full((1, self.block_size), self.mask_token_id, device=self.root_position.device)
+        block = self.root_position.new_full((1, self.block_size), self.mask_token_id)
         block[0, 0] = root_token_id
         embeds = embed_without_norm(self.embed, block)
-        block_positions = self.root_position + torch.arange(self.block_size, device=block.device)
+        block_positions = self.root_position + torch.arange(self.block_size, dtype=torch.long, device=block.device)
         states, positions = (torch.cat(parts, dim=1) for parts in zip(*self.context.pending, strict=True))
         cache.set_previous_accepted_tokens(states.shape[1])
         outputs = self.model(

@@ -1,5 +1,7 @@
 """Growing a tree level by level from distributions that depend on the path."""
 
+import math
+
 import torch
 
 from ..build import OpenNodes, draw_children
@@ -25,7 +27,8 @@ class Growth:
         self.kept: list[int] = []
         self.newest: list[int] = []
         self.evaluated: list[int] = []  # nodes with a row in the drafter's cache, in order
-        self.visible = torch.zeros(0, 0, dtype=torch.bool)  # [evaluated, evaluated], the ancestor relation
+        # [evaluated, evaluated], the ancestor relation
+        self.visible = torch.zeros(0, 0, dtype=torch.bool, device="cpu")
 
     def expand(self, nodes: list[int], log_probs: torch.Tensor) -> None:
         """Add the best children of some nodes, and keep the best `tree_budget` nodes of all.
@@ -35,8 +38,7 @@ class Growth:
             log_probs: `[n, V]`, the log-probabilities of their children.
         """
         vocab_size = log_probs.shape[1]
-        path_log_probs = torch.tensor([self.log_probs[node] for node in nodes], device=log_probs.device)
-        scores = (log_probs + path_log_probs[:, None]).flatten()
+        scores = (log_probs + log_probs.new_tensor([self.log_probs[node] for node in nodes])[:, None]).flatten()
         best, index = scores.topk(min(self.budget, len(scores)))
         new = []
         for score, flat in zip(best.tolist(), index.tolist(), strict=True):
@@ -66,7 +68,7 @@ class Growth:
         Args:
             nodes: their indices.
         """
-        return float(torch.tensor([self.log_probs[node] for node in nodes]).exp().sum())
+        return sum(math.exp(self.log_probs[node]) for node in nodes)
 
     def evaluate(self, frontier: list[int]) -> torch.Tensor:
         """Append nodes to the evaluated ones, and return their rows of the ancestor relation, `[n, evaluated]` bool.
@@ -79,7 +81,7 @@ class Growth:
         # A child sees what its parent sees, and itself. -1 stands for children of the root, which see no other node.
         parent_rows = [row_of.get(self.parents[node], -1) for node in frontier]
         inherited = torch.cat([self.visible, self.visible.new_zeros(1, rows)])[parent_rows]
-        visible = torch.cat([inherited, torch.eye(n, dtype=torch.bool)], dim=1)
+        visible = torch.cat([inherited, torch.eye(n, dtype=torch.bool, device="cpu")], dim=1)
         self.visible = torch.cat([torch.nn.functional.pad(self.visible, (0, n)), visible])
         self.evaluated += frontier
         return visible

@@ -32,7 +32,7 @@ class DraftSampling:
     @cached_property
     def randomness(self) -> Randomness:
         """The source of drawn children. Its seed is one draw from the global generator, taken on first use."""
-        return Randomness(int(torch.randint(2**62, ())))
+        return Randomness(int(torch.randint(2**62, (), dtype=torch.long, device="cpu")))
 
     def warp(self, draft_logits: torch.Tensor) -> torch.Tensor:
         """Return the logits of q, `[n, V]`.

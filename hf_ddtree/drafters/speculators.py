@@ -80,8 +80,10 @@ class SpeculatorsDFlashModel(DFlashDraftModel):
         self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
         n_rows = config.draft_vocab_size or config.vocab_size
         self.lm_head = nn.Linear(config.hidden_size, n_rows, bias=False)
-        reduced = n_rows != config.vocab_size
-        self.register_buffer("d2t", torch.zeros(n_rows, dtype=torch.long) if reduced else None)
+        d2t = None
+        if n_rows != config.vocab_size:
+            d2t = torch.zeros(n_rows, dtype=torch.long, device=self.lm_head.weight.device)
+        self.register_buffer("d2t", d2t)
         self.post_init()
 
     def check_vocabulary(self, name: str) -> None:
@@ -112,15 +114,15 @@ class SpeculatorsDFlashModel(DFlashDraftModel):
         return full.index_copy_(-1, self._token_ids(), logits)
 
     def _token_ids(self) -> torch.Tensor:
-        return self.d2t + torch.arange(len(self.d2t), device=self.d2t.device)
+        return self.d2t + torch.arange(len(self.d2t), dtype=torch.long, device=self.d2t.device)
 
     def _sliding_mask(self, noise_embeds: torch.Tensor, n_context: int, cache) -> torch.Tensor:
         """Return a mask that shows the context within the window, and the block up to the query's slot or all of it."""
         n = noise_embeds.shape[1]
         layer = self.config.layer_types.index("sliding_attention")
         n_keys = n_context + n if cache is None else cache.get_mask_sizes(n, layer)[0]
-        keys = torch.arange(n - n_keys, n, device=noise_embeds.device)  # relative to the root
-        slots = torch.arange(n, device=noise_embeds.device)[:, None]
+        keys = torch.arange(n - n_keys, n, dtype=torch.long, device=noise_embeds.device)  # relative to the root
+        slots = torch.arange(n, dtype=torch.long, device=noise_embeds.device)[:, None]
         in_window = (keys < 0) & (keys >= -self.config.sliding_window)
         in_block = (keys >= 0) & ((keys <= slots) | self.config.sliding_window_non_causal)
         mask = torch.zeros(n, n_keys, dtype=noise_embeds.dtype, device=noise_embeds.device)

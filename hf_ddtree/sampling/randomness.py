@@ -26,7 +26,9 @@ class Randomness:
         Args:
             probability: not negative.
         """
-        return float(torch.rand((), generator=self._generator(torch.device("cpu")))) < probability
+        # fp32 has steps of 6e-8, so a flip below that probability would come true too often
+        generator = self._generator(torch.device("cpu"))
+        return float(torch.rand((), generator=generator, dtype=torch.float64, device="cpu")) < probability
 
     def draw(self, weights: torch.Tensor) -> int:
         """Return an index with probability proportional to its weight.

@@ -81,7 +81,8 @@ def commit_path(cache: Cache, path: list[int], n_nodes: int) -> None:
     """
     if path != list(range(len(path))):  # otherwise the rows are in place already
         tensors = [states for layer in cache.layers for states in _row_tensors(layer)]
-        rows_on = {device: torch.tensor(path, device=device) for device in {states.device for states in tensors}}
+        devices = {states.device for states in tensors}
+        rows_on = {device: torch.tensor(path, dtype=torch.long, device=device) for device in devices}
         for states in tensors:
             nodes = states[..., -n_nodes:, :]
             nodes[..., : len(path), :] = nodes.index_select(-2, rows_on[states.device])

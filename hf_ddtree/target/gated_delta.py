@@ -70,9 +70,9 @@ class TreeStates:
     def _windows(self, n_columns: int, width: int) -> torch.Tensor:
         """Return the columns that the convolution at each node sees, the node's own last: `[N, width]`."""
         before = n_columns - len(self.parents)
-        previous = torch.arange(-1, n_columns - 1)
+        previous = torch.arange(-1, n_columns - 1, dtype=torch.long, device=self.parents.device)
         previous[before + 1 :] = before + self.parents[1:]
-        windows = [torch.arange(before, n_columns)]
+        windows = [torch.arange(before, n_columns, dtype=torch.long, device=self.parents.device)]
         for _ in range(width - 1):
             windows.insert(0, previous[windows[0]])
         return torch.stack(windows, dim=1)
@@ -120,7 +120,7 @@ class TreeStates:
             path: node indices from the root down.
         """
         for committed, (key, u, log_a, state) in zip(recurrent_states, self.updates, strict=True):
-            rows = torch.tensor(path, device=key.device)
+            rows = torch.tensor(path, dtype=torch.long, device=key.device)
             last = log_a[..., path[-1], None]
             weighted = key[..., rows, :] * (last - log_a[..., rows]).exp()[..., None]
             committed.copy_(last[..., None].exp() * state + weighted.mT @ u[..., rows, :])

@@ -59,7 +59,7 @@ def tree_attention_mask(
 
 def no_masks(config: PreTrainedConfig, device: torch.device) -> Masks:
     """Return empty masks in the form that the model takes. They keep the model from building masks of its own."""
-    empty = torch.empty(1, 1, 0, 0, device=device)
+    empty = torch.empty(1, 1, 0, 0, dtype=torch.float32, device=device)
     layer_types = getattr(config, "layer_types", None)
     return empty if layer_types is None else dict.fromkeys(layer_types, empty)
 
@@ -117,7 +117,7 @@ def _mask(
     mask = torch.zeros(n, kv_length, dtype=dtype, device=device)
     tree_visible = visible
     if window is not None:
-        prefix_index = torch.arange(kv_offset, length, device=device)
+        prefix_index = torch.arange(kv_offset, length, dtype=torch.long, device=device)
         distance = length + query_depths[:, None] - prefix_index
         mask[:, :n_prefix].masked_fill_(distance >= window, hidden)
         tree_visible = visible & (query_depths[:, None] - key_depths < window)

@@ -8,7 +8,7 @@ import torch
 from transformers import Cache, PreTrainedModel
 from transformers.utils import ModelOutput
 
-from ..tree import DraftTree
+from ..tree import DraftTree, int64
 from .cache import is_recurrent
 from .gated_delta import gated_delta_patches
 from .tree_verifier import forward_inputs
@@ -100,8 +100,8 @@ class PathVerifier:
         tree, model_kwargs = self.verified
         n = max(map(len, paths))
         position_ids, mask = model_kwargs["position_ids"], model_kwargs["attention_mask"]
-        rows = torch.tensor([path + [0] * (n - len(path)) for path in paths])
-        positions = position_ids[..., -1:] + torch.arange(n, device=position_ids.device)
+        rows = int64([node for path in paths for node in path + [0] * (n - len(path))]).view(len(paths), n)
+        positions = position_ids[..., -1:] + torch.arange(n, dtype=torch.long, device=position_ids.device)
         if mask is not None:
             mask = torch.nn.functional.pad(mask, (0, n - 1), value=1).expand(len(paths), -1)
         inputs = {

@@ -9,7 +9,7 @@ import torch
 from transformers import DynamicCache, PreTrainedModel
 from transformers.cache_utils import DynamicSlidingWindowLayer
 
-from .._transformers import attention_implementation, cached_tokens
+from .._transformers import attention_implementation, cached_tokens, empty_cache
 from ..tree import DraftTree
 from .attention import TreeForward, text_config
 from .precision import PrecisionRecorder
@@ -149,7 +149,7 @@ def _measure(model: PreTrainedModel, device: torch.device, attention: type[TreeF
             target.commit([SCATTERED_PATH])
             text = torch.cat([text, node_ids[SCATTERED_PATH]])
             with precision:
-                at_once, again = (_forward(model, text, DynamicCache(config=config)) for _ in range(2))
+                at_once, again = (_forward(model, text, empty_cache(DynamicCache, config)) for _ in range(2))
             found.roundings += _relative_rms(at_once[-len(SCATTERED_PATH) :], expected[SCATTERED_PATH])
             found.noises += _relative_rms(again, at_once)
     found.low_precision = precision.is_low
@@ -158,7 +158,7 @@ def _measure(model: PreTrainedModel, device: torch.device, attention: type[TreeF
 
 def _prefix_length(config) -> int:
     """Return the length of the prefix: beyond the window if that is not too long, and within the model's positions."""
-    layers = DynamicCache(config=config).layers
+    layers = empty_cache(DynamicCache, config).layers
     windows = [layer.sliding_window for layer in layers if isinstance(layer, DynamicSlidingWindowLayer)]
     wanted = max([MIN_PREFIX, *(window + 4 for window in windows if window <= MAX_PREFIX)])
     longest = getattr(config, "max_position_embeddings", None) or wanted + 2 * len(PARENTS)
@@ -182,7 +182,7 @@ def _one_by_one(
 def _forward(model: PreTrainedModel, tokens: torch.Tensor, cache: DynamicCache) -> torch.Tensor:
     """Return the logits `[n, V]` of a plain causal forward, which extends the cache."""
     start = cached_tokens(cache)
-    positions = torch.arange(start, start + len(tokens), device=tokens.device)
+    positions = torch.arange(start, start + len(tokens), dtype=torch.long, device=tokens.device)
     outputs = model(input_ids=tokens[None], position_ids=positions[None], cache=cache, use_cache=True)
     return outputs.logits[0].to(tokens.device, torch.float32)
 

@@ -8,7 +8,7 @@ import torch
 from transformers import Cache, DynamicCache, GenerationConfig, PreTrainedModel
 from transformers.utils import ModelOutput
 
-from .._transformers import extend_model_kwargs, logits_to_keep, optimized_for_decoding
+from .._transformers import empty_cache, extend_model_kwargs, logits_to_keep, optimized_for_decoding
 from ..tree import DraftTree
 from .attention import MaskedForward, TreeForward, text_config
 from .cache import uncommitted_rows
@@ -54,8 +54,8 @@ class Target:
             token_ids: `[L]` int64, on the device of the model's inputs.
             attention: the attention backend.
         """
-        cache, positions = DynamicCache(config=text_config(model)), torch.arange(len(token_ids) + 1)[None]
-        positions = positions.to(token_ids.device)
+        cache = empty_cache(DynamicCache, text_config(model))
+        positions = torch.arange(len(token_ids) + 1, dtype=torch.long, device=token_ids.device)[None]
         keep = logits_to_keep(model, 1)
         model(input_ids=token_ids[None], position_ids=positions[:, :-1], cache=cache, use_cache=True, **keep)
         inputs = {"cache": cache, "attention_mask": None, "position_ids": positions, "use_cache": True, **keep}

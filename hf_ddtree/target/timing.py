@@ -62,11 +62,11 @@ def time_verification(model: PreTrainedModel, device: torch.device, attention: t
     longest = getattr(config, "max_position_embeddings", None) or max(LENGTHS) + max(SIZES)
     lengths = [max(1, min(LENGTHS[0], longest // 8)), max(1, min(LENGTHS[1], longest // 2))]
     sizes = list(SIZES[: max(2, sum(n + lengths[1] <= longest for n in SIZES))])
-    generator = torch.Generator().manual_seed(0)
+    generator = torch.Generator("cpu").manual_seed(0)
     rows = []
     for length in lengths:
-        tokens = torch.randint(config.vocab_size, (length,), generator=generator).to(device)
-        rows.append(_time_sizes(Target.after(model, tokens, attention), sizes))
+        tokens = torch.randint(config.vocab_size, (length,), generator=generator, dtype=torch.long, device="cpu")
+        rows.append(_time_sizes(Target.after(model, tokens.to(device), attention), sizes))
         sizes = sizes[: len(rows[-1])]
     return VerifyTimes(sizes, lengths, [row[: len(sizes)] for row in rows])
 

@@ -46,7 +46,7 @@ def _states_after_each_root(drafter: PreTrainedModel, target: PreTrainedModel, s
     """Return the drafter's states `[roots, depth, H]`, a block for each answer token except the last."""
     n_roots = len(sequence.tokens) - 1 - sequence.prompt_length
     if n_roots < 1:
-        return torch.empty(0)
+        return torch.empty(0, dtype=target.dtype, device=target.device)
     batch = make_batch([sequence], n_roots, drafter.config.block_size, generator=None).to(target.device)
     context, _ = target_states(target, batch, drafter.config.target_layer_ids)
     return draft_blocks(drafter, drafter.config, target.get_input_embeddings(), batch, context)[0]

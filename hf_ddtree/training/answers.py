@@ -8,6 +8,7 @@ from accelerate.utils import set_seed
 from tqdm import tqdm
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from ..tree import int64
 from .config import GenerateConfig
 from .data import Sequence, shard_path, write_shard
 from .prompts import read_prompts, self_instruct, tokenize
@@ -111,15 +112,15 @@ def answer(
         input_ids = [[pad] * n + prompt for n, prompt in zip(padding, batch, strict=True)]
         mask = [[0] * n + [1] * (width - n) for n in padding]
         outputs = model.generate(
-            torch.tensor(input_ids, device=model.device),
-            attention_mask=torch.tensor(mask, device=model.device),
+            torch.tensor(input_ids, dtype=torch.long, device=model.device),
+            attention_mask=torch.tensor(mask, dtype=torch.long, device=model.device),
             max_new_tokens=config.max_new_tokens,
             pad_token_id=pad,
             **settings,
         )
         for prompt, row in zip(batch, outputs[:, width:].tolist(), strict=True):
             tokens = prompt + _up_to_end(row, ends)
-            sequences.append(Sequence(torch.tensor(tokens), len(prompt), temperature))
+            sequences.append(Sequence(int64(tokens), len(prompt), temperature))
     return sequences
 
 

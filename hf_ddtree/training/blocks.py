@@ -45,20 +45,21 @@ def make_batch(sequences: list[Sequence], n_anchors: int, block_size: int, gener
         generator: chooses the roots. None takes the first ones in order.
     """
     length = max(len(sequence.tokens) for sequence in sequences)
-    tokens = torch.zeros(len(sequences), length + block_size, dtype=torch.long)
-    valid = torch.zeros(tokens.shape, dtype=torch.bool)
-    anchors = torch.zeros(len(sequences), n_anchors, dtype=torch.long)
-    used = torch.zeros(anchors.shape, dtype=torch.bool)
+    tokens = torch.zeros(len(sequences), length + block_size, dtype=torch.long, device="cpu")
+    valid = torch.zeros_like(tokens, dtype=torch.bool)
+    anchors = torch.zeros(len(sequences), n_anchors, dtype=torch.long, device="cpu")
+    used = torch.zeros_like(anchors, dtype=torch.bool)
     for row, sequence in enumerate(sequences):
         n = len(sequence.tokens)
         tokens[row, :n], valid[row, :n] = sequence.tokens, True
-        candidates = torch.arange(sequence.prompt_length, n - 1)
+        candidates = torch.arange(sequence.prompt_length, n - 1, dtype=torch.long, device="cpu")
         if generator is not None:
-            candidates = candidates[torch.randperm(len(candidates), generator=generator)]
+            order = torch.randperm(len(candidates), generator=generator, dtype=torch.long, device="cpu")
+            candidates = candidates[order]
         chosen = candidates[:n_anchors]
         anchors[row, : len(chosen)], used[row, : len(chosen)] = chosen, True
-    index = anchors[..., None] + torch.arange(1, block_size)
-    rows = torch.arange(len(sequences))[:, None, None]
+    index = anchors[..., None] + torch.arange(1, block_size, dtype=torch.long, device="cpu")
+    rows = torch.arange(len(sequences), dtype=torch.long, device="cpu")[:, None, None]
     labels = tokens[rows, index].masked_fill(~(valid[rows, index] & used[..., None]), IGNORED)
     return Batch(tokens[:, :length], valid[:, :length], anchors, labels)
 
@@ -102,10 +103,10 @@ def draft_blocks(
     """
     n_batch, n_blocks = batch.anchors.shape
     size, length, device = config.block_size, context.shape[1], context.device
-    block_ids = torch.full((n_batch, n_blocks, size), config.mask_token_id, device=device)
+    block_ids = torch.full((n_batch, n_blocks, size), config.mask_token_id, dtype=torch.long, device=device)
     block_ids[..., 0] = batch.tokens.gather(1, batch.anchors)
-    block_positions = (batch.anchors[..., None] + torch.arange(size, device=device)).flatten(1)
-    context_positions = torch.arange(length, device=device).expand(n_batch, -1)
+    block_positions = (batch.anchors[..., None] + torch.arange(size, dtype=torch.long, device=device)).flatten(1)
+    context_positions = torch.arange(length, dtype=torch.long, device=device).expand(n_batch, -1)
     states = drafter(
         noise_embeds=embed_without_norm(embedding, block_ids.flatten(1)).to(context.dtype),
         context_hidden_states=context,
@@ -129,8 +130,8 @@ def _block_mask(anchors: torch.Tensor, block_size: int, length: int, dtype: torc
     """
     n_batch, n_blocks = anchors.shape
     roots = anchors.repeat_interleave(block_size, dim=1)[..., None]
-    sees_context = torch.arange(length, device=anchors.device) < roots
-    block_of = torch.arange(n_blocks, device=anchors.device).repeat_interleave(block_size)
+    sees_context = torch.arange(length, dtype=torch.long, device=anchors.device) < roots
+    block_of = torch.arange(n_blocks, dtype=torch.long, device=anchors.device).repeat_interleave(block_size)
     sees_block = (block_of[:, None] == block_of).expand(n_batch, -1, -1)
     visible = torch.cat([sees_context, sees_block], dim=2)[:, None]
     mask = torch.zeros(visible.shape, dtype=dtype, device=anchors.device)

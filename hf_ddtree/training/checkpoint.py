@@ -82,7 +82,7 @@ def save_checkpoint(
     for i, optimizer in enumerate(optimizers):
         for parameter, state in optimizer.state_dict()["state"].items():
             for name, value in state.items():
-                tensors[f"optimizer.{i}.{parameter}.{name}"] = torch.as_tensor(value).contiguous()
+                tensors[f"optimizer.{i}.{parameter}.{name}"] = value.contiguous()
     metadata = {"progress": json.dumps(asdict(progress))}
     write_then_rename(path, lambda unfinished: save_file(tensors, unfinished, metadata))
 

@@ -8,6 +8,7 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 
 from ..files import write_then_rename
+from ..tree import float32, int64
 
 
 @dataclass
@@ -44,9 +45,9 @@ def write_shard(path: Path, sequences: list[Sequence], metadata: dict[str, str])
     """
     tensors = {
         "tokens": torch.cat([sequence.tokens for sequence in sequences]).to(torch.int32),
-        "lengths": torch.tensor([len(sequence.tokens) for sequence in sequences], dtype=torch.int32),
-        "prompt_lengths": torch.tensor([sequence.prompt_length for sequence in sequences], dtype=torch.int32),
-        "temperatures": torch.tensor([sequence.temperature for sequence in sequences], dtype=torch.float32),
+        "lengths": int64([len(sequence.tokens) for sequence in sequences]).to(torch.int32),
+        "prompt_lengths": int64([sequence.prompt_length for sequence in sequences]).to(torch.int32),
+        "temperatures": float32([sequence.temperature for sequence in sequences]),
     }
     write_then_rename(path, lambda unfinished: save_file(tensors, unfinished, metadata))
 

@@ -45,7 +45,8 @@ def evaluate(
         settings.update(temperature=temperature, top_k=0)
     accepted: dict[tuple[str, int], list[int]] = defaultdict(list)  # the accepted length of every round
     for prompt in tqdm(read_prompts(prompts), unit="prompt"):
-        input_ids = torch.tensor([tokenize(tokenizer, prompt["messages"])], device=target.device)
+        token_ids = tokenize(tokenizer, prompt["messages"])
+        input_ids = torch.tensor([token_ids], dtype=torch.long, device=target.device)
         for budget in budgets:
             torch.manual_seed(seed)
             lengths = _accepted_lengths(target, drafter, input_ids, budget, settings)

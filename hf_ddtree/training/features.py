@@ -74,8 +74,8 @@ def _write(path: Path, tensors: dict[str, torch.Tensor], metadata: dict[str, str
 def _shard_states(
     target: PreTrainedModel, shard: list[Sequence], layer_ids: list[int], batch_size: int
 ) -> dict[str, torch.Tensor]:
-    tapped = [torch.empty(0)] * len(shard)
-    last = [torch.empty(0)] * len(shard)
+    nothing = torch.empty(0, dtype=target.dtype, device="cpu")
+    tapped, last = [nothing] * len(shard), [nothing] * len(shard)
     by_length = sorted(range(len(shard)), key=lambda i: len(shard[i].tokens))  # this keeps the padding small
     for start in range(0, len(shard), batch_size):
         indices = by_length[start : start + batch_size]

@@ -31,9 +31,11 @@ def candidate_tokens(
         `[C]` int64 on the device of `labels`, sorted and without duplicates.
     """
     if n_negatives <= 0 and len(frequent) == 0:
-        return torch.arange(vocab_size, device=labels.device)
-    negatives = torch.randint(vocab_size, (max(0, n_negatives),), generator=generator).to(labels.device)
-    return torch.cat([labels[labels != IGNORED], frequent.to(labels.device), negatives]).unique()
+        return torch.arange(vocab_size, dtype=torch.long, device=labels.device)
+    shape = (max(0, n_negatives),)
+    negatives = torch.randint(vocab_size, shape, generator=generator, dtype=torch.long, device="cpu")
+    kept = [labels[labels != IGNORED], frequent.to(labels.device), negatives.to(labels.device)]
+    return torch.cat(kept).unique()
 
 
 def draft_loss(
@@ -65,13 +67,13 @@ def draft_loss(
     """
     depth = labels.shape[-1]
     mask = labels != IGNORED
-    level = torch.arange(depth, device=labels.device).expand_as(labels)[mask]
-    weights = torch.exp(-level / decay)
+    level = torch.arange(depth, dtype=torch.long, device=labels.device).expand_as(labels)[mask]
+    weights = torch.exp(-level.float() / decay)
     head = head[candidates]
     predicted, wanted = states[mask], torch.searchsorted(candidates, labels[mask])
     teacher = None if target_states is None or kl_weight <= 0 else target_states[mask]
     losses, right = _RowLosses.apply(predicted, wanted, teacher, head, weights / weights.sum(), kl_weight)
-    counts = torch.zeros(depth, 2, device=labels.device)
+    counts = torch.zeros(depth, 2, dtype=torch.float32, device=labels.device)
     counts.index_add_(0, level, torch.stack([right, torch.ones_like(right)], dim=1))
     return losses.sum(), counts
 
@@ -94,8 +96,9 @@ class _RowLosses(torch.autograd.Function):
         kl_weight: float,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         gradient = torch.empty_like(predicted)
-        losses, right = (torch.empty(len(wanted), device=wanted.device) for _ in range(2))
-        for rows in torch.arange(len(wanted), device=wanted.device).split(max(1, MAX_LOGITS // len(head))):
+        losses, right = (torch.empty_like(wanted, dtype=torch.float32) for _ in range(2))
+        every_row = torch.arange(len(wanted), dtype=torch.long, device=wanted.device)
+        for rows in every_row.split(max(1, MAX_LOGITS // len(head))):
             label, weight = wanted[rows, None], weights[rows, None]
             logits = F.linear(predicted[rows], head).float()
             right[rows] = (logits.argmax(-1, keepdim=True) == label).float()[:, 0]

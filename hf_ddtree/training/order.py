@@ -22,14 +22,15 @@ def epoch_batches(sequences: list[Sequence], batch_size: int, seed: int) -> list
     Returns:
         The indices of the sequences of each batch.
     """
-    generator = torch.Generator().manual_seed(seed)
-    order = torch.randperm(len(sequences), generator=generator).tolist()
+    generator = torch.Generator("cpu").manual_seed(seed)
+    order = torch.randperm(len(sequences), generator=generator, dtype=torch.long, device="cpu").tolist()
     pool = POOL * batch_size
     result = []
     for start in range(0, len(order), pool):
         part = sorted(order[start : start + pool], key=lambda i: len(sequences[i].tokens))
         result += [part[i : i + batch_size] for i in range(0, len(part) - batch_size + 1, batch_size)]
-    return [result[i] for i in torch.randperm(len(result), generator=generator).tolist()]
+    shuffled = torch.randperm(len(result), generator=generator, dtype=torch.long, device="cpu")
+    return [result[i] for i in shuffled.tolist()]
 
 
 class BatchOrder:
@@ -66,5 +67,5 @@ class BatchOrder:
         first = step * self._per_step + self._offset
         for number in range(first, first + self._accumulate):
             epoch, position = divmod(number, per_epoch)
-            generator = torch.Generator().manual_seed(self._seed + 1_000_003 * (number + 1))
+            generator = torch.Generator("cpu").manual_seed(self._seed + 1_000_003 * (number + 1))
             yield [self._sequences[i] for i in self._epoch(epoch)[position]], generator

@@ -98,7 +98,7 @@ def self_instruct(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, n:
         tokenizer(part, add_special_tokens=False)["input_ids"] for part in chat.split(MARKER, maxsplit=1)
     )
     turns = model.generate(
-        torch.tensor([opening] * n, device=model.device),
+        torch.tensor([opening] * n, dtype=torch.long, device=model.device),
         max_new_tokens=MAX_USER_TOKENS,
         eos_token_id=closing[0],
         pad_token_id=closing[0],

@@ -21,7 +21,7 @@ class Tally:
     """
 
     losses: list[float] = field(default_factory=list)
-    counts: torch.Tensor = field(default_factory=lambda: torch.zeros(()))
+    counts: torch.Tensor = field(default_factory=lambda: torch.zeros((), dtype=torch.float32, device="cpu"))
 
     def add(self, loss: torch.Tensor, counts: torch.Tensor) -> None:
         """Count one batch. See `batch_loss` for both arguments."""
@@ -73,6 +73,7 @@ def teacher_states(batch: Batch, last: torch.Tensor) -> torch.Tensor:
         last: `[B, L, H]`, the states that the head reads.
     """
     # the state that predicts the k-th token after the root stands k - 1 tokens after the root
-    index = batch.anchors[..., None] + torch.arange(batch.labels.shape[-1], device=batch.anchors.device)
-    rows = torch.arange(len(last), device=index.device)[:, None, None]
+    depth, device = batch.labels.shape[-1], batch.anchors.device
+    index = batch.anchors[..., None] + torch.arange(depth, dtype=torch.long, device=device)
+    rows = torch.arange(len(last), dtype=torch.long, device=device)[:, None, None]
     return last[rows, index.clamp(max=last.shape[1] - 1)]

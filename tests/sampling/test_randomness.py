@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from helpers import process_default
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -58,6 +59,15 @@ def test_flip_has_its_probability_and_is_certain_from_one_on():
     randomness = Randomness(0)
     assert not any(randomness.flip(0.0) for _ in range(100)) and all(randomness.flip(1.0) for _ in range(100))
     assert sum(randomness.flip(0.3) for _ in range(3000)) == pytest.approx(900, abs=100)  # 4 standard deviations
+
+
+@pytest.mark.parametrize("default", [torch.bfloat16, torch.float16, torch.float64, "meta"], ids=str)
+def test_flip_has_its_probability_under_every_default(default):
+    """50,000 flips at 1e-4: 5 expected, 2.2 standard deviation. Draws in fp16 would give 19, and in bf16 115."""
+    randomness = Randomness(0)
+    with process_default(default):
+        n_true = sum(randomness.flip(1e-4) for _ in range(50_000))
+    assert 0 < n_true < 16  # up to 5 standard deviations
 
 
 def test_a_seed_repeats_the_draws_and_leaves_the_global_state_alone():
