@@ -10,6 +10,7 @@ from transformers.generation import GenerateDecoderOnlyOutput
 from transformers.utils import ModelOutput
 
 from .request import Request
+from .target.cache import own_storage
 from .target.timing import now
 from .tree import DraftTree
 from .walk import Emitter
@@ -117,7 +118,8 @@ class Recorder:
             rows: the rows of each layer's `[1, n, H]`, or `[streams, 1, n, H]` in Gemma 3n.
         """
         if self.hidden_states is not None:
-            self.hidden_states += (tuple(state[..., rows, :] for state in outputs.hidden_states),)
+            # copies, because a view would keep the states of the whole tree alive
+            self.hidden_states += (tuple(own_storage(state[..., rows, :]) for state in outputs.hidden_states),)
 
     def output(self, emitter: Emitter, cache: Cache) -> GenerateDDTreeOutput | torch.Tensor:
         """Return what `generate` returns.

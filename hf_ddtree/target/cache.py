@@ -1,5 +1,6 @@
 """Keeping the accepted path in a key/value cache and dropping the rest of the tree."""
 
+import copy
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -48,7 +49,7 @@ def uncommitted_rows(cache: Cache) -> Iterator[Committed]:
 
     Yields the number of committed tokens, which the caller increases after each commit. When the context ends, also by
     an exception in the middle of a round, the cache is as plain `generate` leaves it. It has no rows of an uncommitted
-    tree. It no longer records past rows, because that would cost memory in the next prefill.
+    tree, also not in memory. It no longer records past rows, because that would cost memory in the next prefill.
 
     Args:
         cache: the cache after the prefill.
@@ -60,6 +61,7 @@ def uncommitted_rows(cache: Cache) -> Iterator[Committed]:
         finally:
             for layer in cache.layers:
                 crop_rows(layer, _surplus(layer, committed.length))
+                _release_dropped_rows(layer)
 
 
 def _surplus(layer, length: int) -> int:
@@ -69,6 +71,44 @@ def _surplus(layer, length: int) -> int:
     if isinstance(layer, LinearAttentionLayer):  # it keeps as many rows as its convolution sees
         return layer.conv_states[0].shape[-1] - layer.conv_kernel_size[0]
     return max(0, layer.get_seq_length() - length)
+
+
+def _release_dropped_rows(layer) -> None:
+    """Copy what a layer holds out of larger tensors: dropping rows leaves views, which keep all rows in memory."""
+    if isinstance(layer, LinearAttentionLayer):
+        for index, states in layer.conv_states.items():
+            layer.conv_states[index] = own_storage(states)
+    if isinstance(layer, DynamicLayer) and layer.is_initialized:
+        layer.keys, layer.values = own_storage(layer.keys), own_storage(layer.values)
+
+
+def own_storage(states: torch.Tensor) -> torch.Tensor:
+    """Return a tensor that keeps no memory beyond its own entries: itself, or a copy if it is a part of a larger one.
+
+    Args:
+        states: any tensor.
+    """
+    return states if states.untyped_storage().nbytes() <= states.nbytes else states.clone()
+
+
+def copy_cache(cache: Cache) -> Cache:
+    """Return a copy of a cache that shares no memory and no graph with it.
+
+    A cache that was filled while gradients were on holds results in a graph, which deepcopy refuses.
+
+    Args:
+        cache: the cache.
+    """
+    copies = {id(states): states.detach().clone() for layer in cache.layers for states in _state_tensors(layer)}
+    return copy.deepcopy(cache, copies)
+
+
+def _state_tensors(layer) -> list[torch.Tensor]:
+    """Return what a layer holds of the tokens: keys and values, inputs of convolutions, and recurrent states."""
+    states = [layer.keys, layer.values] if isinstance(layer, DynamicLayer) and layer.is_initialized else []
+    if isinstance(layer, LinearAttentionLayer):
+        states += [*layer.conv_states.values(), *layer.recurrent_states.values()]
+    return [tensor for tensor in states if tensor is not None]  # a layer may have only one of both kinds of state
 
 
 def commit_path(cache: Cache, path: list[int], n_nodes: int) -> None:

@@ -1,6 +1,5 @@
 """Verifying a tree path by path, for layers whose state has no tree form."""
 
-import copy
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -9,7 +8,7 @@ from transformers import Cache, PreTrainedModel
 from transformers.utils import ModelOutput
 
 from ..tree import DraftTree, int64
-from .cache import is_recurrent
+from .cache import copy_cache, is_recurrent
 from .gated_delta import gated_delta_patches
 from .tree_verifier import forward_inputs
 
@@ -75,7 +74,7 @@ class PathVerifier:
 
     def _branches(self, n: int, model_kwargs: dict[str, Any]) -> Cache:
         """Return a copy of the cache with `n` equal rows."""
-        branches = copy.deepcopy(self.cache)
+        branches = copy_cache(self.cache)
         branches.reorder_cache(torch.zeros(n, dtype=torch.long, device=model_kwargs["position_ids"].device))
         return branches
 

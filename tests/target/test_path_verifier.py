@@ -2,9 +2,10 @@
 
 import pytest
 import torch
-from helpers import random_ids
+from helpers import generate, random_ids, scripted
 from transformers import DynamicCache
 
+import hf_ddtree
 from hf_ddtree import DraftTree
 from hf_ddtree.target import path_verifier
 from hf_ddtree.target.path_verifier import PathVerifier, is_path_by_path
@@ -79,3 +80,17 @@ def test_is_path_by_path_only_for_states_without_a_tree_form(family):
     model = tiny_model(family)
     cache = DynamicCache(config=model.config.get_text_config(decoder=True))
     assert is_path_by_path(model, cache) == (family in RECURRENT_FAMILIES)
+
+
+@pytest.mark.parametrize("family", RECURRENT_FAMILIES)
+def test_verify_copies_a_cache_that_was_filled_while_gradients_were_on(family):
+    """deepcopy refuses tensors that are results in a graph."""
+    model, prompt = hf_ddtree.enable(tiny_model(family)), random_ids(20)
+    outputs = []
+    for _ in range(2):
+        cache = DynamicCache(config=model.config)
+        with torch.enable_grad():
+            model(input_ids=prompt[:, :12], cache=cache, use_cache=True)
+        tree = {"assistant_model": scripted(outputs[0]), "tree_budget": 12} if outputs else {}
+        outputs.append(generate(model, prompt, max_new_tokens=8, cache=cache, **tree))
+    assert outputs[1].tolist() == outputs[0].tolist()
