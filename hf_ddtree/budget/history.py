@@ -13,8 +13,11 @@ ACCEPTANCE_DECAY = 0.99  # of acceptance by estimate: about the last hundred rou
 # acceptances.
 INITIAL_CONFIDENCE, CONFIDENCE_PRIOR_WEIGHT = 0.8, 8.0
 N_BINS = 9  # halvings of the estimate. The last bin holds everything rarer than one in 256.
+# Temperatures within a step share a history, because a server may pass on any temperature that a client chooses. The
+# averages follow a small change of the acceptance within a hundred rounds.
+TEMPERATURE_STEP, MAX_TEMPERATURE = 0.1, 2.0
 
-_histories: WeakKeyDictionary = WeakKeyDictionary()  # drafter -> target -> temperature -> History
+_histories: WeakKeyDictionary = WeakKeyDictionary()  # drafter -> target -> temperature in steps -> History
 
 
 class MovingAverage:
@@ -76,7 +79,7 @@ def _bins(log_reach: np.ndarray) -> np.ndarray:
 
 
 class History:
-    """What rounds with one drafter, target and temperature have shown.
+    """What rounds with one drafter, one target and similar temperatures have shown.
 
     Attributes:
         acceptance: the acceptance of nodes by the drafter's estimate.
@@ -102,6 +105,9 @@ class History:
 def history_of(assistant_model: object, model: PreTrainedModel, temperature: float) -> History:
     """Return the history of a drafter and a target at a temperature. It lives in memory as long as both models do.
 
+    Temperatures are rounded to steps of 0.1, and those above 2 share the history of 2. Two models therefore have at
+    most 21 histories, also in a server where every client chooses a temperature. Greedy decoding has its own.
+
     Args:
         assistant_model: what the user passed. Anything but a model serves one request and gets an empty history.
         model: the target.
@@ -110,4 +116,9 @@ def history_of(assistant_model: object, model: PreTrainedModel, temperature: flo
     if not isinstance(assistant_model, PreTrainedModel):
         return History()
     by_target = _histories.setdefault(assistant_model, WeakKeyDictionary())
-    return by_target.setdefault(model, {}).setdefault(temperature, History())
+    return by_target.setdefault(model, {}).setdefault(_steps(temperature), History())
+
+
+def _steps(temperature: float) -> int:
+    """Return a temperature as a number of steps: 0 for greedy decoding, and at least 1 for sampling."""
+    return max(1, round(min(temperature, MAX_TEMPERATURE) / TEMPERATURE_STEP)) if temperature > 0 else 0

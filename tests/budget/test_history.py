@@ -78,6 +78,16 @@ def test_history_of_is_one_per_drafter_target_and_temperature():
     assert all(history_of(*key) is history for key, history in zip(keys, histories, strict=True))
 
 
+def test_history_of_is_bounded_over_all_temperatures():
+    model = tiny_model("llama")
+    drafter = tiny_dflash_drafter(model)
+    temperatures = [0.0, *np.geomspace(1e-4, 100, 500)]
+    histories = [history_of(drafter, model, float(temperature)) for temperature in temperatures]
+    assert len(set(map(id, histories))) == 21
+    assert histories[0] not in histories[1:]  # greedy decoding has its own
+    assert history_of(drafter, model, 0.7) is history_of(drafter, model, 0.74) is not history_of(drafter, model, 0.8)
+
+
 @pytest.mark.parametrize("drafter", [None, ScriptedDrafter([5])], ids=["look-up", "of one's own"])
 def test_history_of_anything_but_a_model_is_empty(drafter):
     model = tiny_model("llama")
