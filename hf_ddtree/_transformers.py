@@ -7,9 +7,8 @@ lists the same names and fails with a list of everything that moved.
 Three groups cannot be wrapped, because they are overridden or found by name:
 
 - The hooks of `generate` that `enable` overrides: `_prepare_generation_config`, `_validate_generation_mode`,
-  `_assisted_decoding`, `_sample`, `load_custom_generate`, `generate_batch`. There is no public way to add a decoding
-  method that receives `assistant_model`, `streamer` and `tokenizer`. A public registry of such methods would replace
-  them.
+  `_assisted_decoding`, `_sample`, `load_custom_generate`. There is no public way to add a decoding method that receives
+  `assistant_model`, `streamer` and `tokenizer`. A public registry of such methods would replace them.
 - The cache layers (target/cache.py), whose class decides how a layer commits a path. A public method that keeps some of
   the last rows would replace them.
 - The functions of modelling files that target/attention.py and target/gated_delta.py patch by name.

@@ -44,7 +44,8 @@ def build_tree(
         A tree with `log_reach`. If `depth` is 0, the root alone without `log_reach`.
 
     Raises:
-        ValueError: if the logits contain NaN, or if the policy draws and `acceptance` or `randomness` is missing.
+        ValueError: if the logits of a level are no distribution, because they contain NaN or infinity or because no
+            token is possible. Also if the policy draws and `acceptance` or `randomness` is missing.
 
     Example:
         >>> draft_logits = torch.tensor([[2.0, 1.0, 0.0], [0.0, 3.0, 0.0]])
@@ -61,7 +62,11 @@ def build_tree(
     top_logits, top_ids = draft_logits.topk(min(tree_budget, draft_logits.shape[-1]), dim=-1)
     top_log_probs = (top_logits - draft_logits.logsumexp(dim=-1, keepdim=True)).tolist()
     if any(math.isnan(row[0]) for row in top_log_probs):
-        raise ValueError("draft_logits contain NaN: the drafter's weights are broken, or its dtype overflows.")
+        # inf - inf is NaN as well, so this row may hold infinity, or minus infinity everywhere
+        raise ValueError(
+            "draft_logits: a row contains NaN or infinity, or nothing but minus infinity; the drafter's weights are "
+            "broken, or its dtype overflows."
+        )
     if acceptance is None or randomness is None or not policy.drawn:
         # a token without probability cannot be drafted
         shape = most_probable_prefixes(_first(top_log_probs, top_logits > -math.inf), tree_budget)

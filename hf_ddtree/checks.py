@@ -16,7 +16,9 @@ from .drafters.base import Drafter
 from .drafters.choose import DFLASH_MODELS
 from .drafters.dflash import DFlashDrafter
 from .drafters.dflash_model import check_block
-from .request import MAX_TREE_BUDGET, Request, TreeConfig
+from .drafters.speculators import SpeculatorsDFlashModel
+from .messages import quoted
+from .request import MAX_TREE_BUDGET, TREE_OPTIONS, Request, TreeConfig
 from .sampling.policies import POLICIES
 from .target.attention import text_config
 from .target.cache import ATTENTION_LAYERS, RECURRENT_LAYERS, is_recurrent
@@ -35,6 +37,9 @@ from .target.rope import frequency_changes
 ATTENTION_BACKENDS = ("auto", "sdpa", "triton")
 SUPPORTED_IMPLEMENTATIONS = ("eager", "sdpa")
 SUPPORTED_CACHES = (None, "dynamic")
+# Models of one tokenizer pad their vocabulary to multiples of up to 512. A larger difference means other tokens: with
+# its 768 control tokens, a later tokenizer of Mistral shifted the ids of all others.
+MAX_VOCAB_PADDING = 512
 
 
 def check_class(model: object) -> None:
@@ -71,7 +76,7 @@ def check_tree_config(config: TreeConfig) -> None:
     is_number = isinstance(budget, int) and not isinstance(budget, bool)
     if budget != "auto" and not (is_number and 1 <= int(budget) <= MAX_TREE_BUDGET):
         raise ValueError(
-            f"tree_budget={budget!r} is not a number of drafted nodes per round. Pass an int from 1 to "
+            f"tree_budget={quoted(budget)} is not a number of drafted nodes per round. Pass an int from 1 to "
             f"{MAX_TREE_BUDGET} or 'auto', or leave it out for plain generation."
         )
     for name, value, choices in (
@@ -79,10 +84,10 @@ def check_tree_config(config: TreeConfig) -> None:
         ("tree_attention", config.tree_attention, ATTENTION_BACKENDS),
     ):
         if value not in choices:
-            raise ValueError(f"{name}={value!r} is unknown; choose one of {choices}.")
+            raise ValueError(f"{name}={quoted(value)} is unknown; choose one of {choices}.")
     for name in ("tree_trace", "tree_timing"):
         if not isinstance(getattr(config, name), bool):
-            raise ValueError(f"{name}={getattr(config, name)!r} must be True or False.")
+            raise ValueError(f"{name}={quoted(getattr(config, name))} must be True or False.")
 
 
 def check_model(model: PreTrainedModel, argument: str = "model", recurrent: bool = True) -> None:
@@ -119,7 +124,7 @@ def check_model(model: PreTrainedModel, argument: str = "model", recurrent: bool
     implementation = attention_implementation(config)
     if implementation not in SUPPORTED_IMPLEMENTATIONS:
         raise ValueError(
-            f"attn_implementation={implementation!r} takes no tree mask; call "
+            f"attn_implementation={quoted(implementation)} takes no tree mask; call "
             f"model.set_attn_implementation('sdpa') (supported: {list(SUPPORTED_IMPLEMENTATIONS)})."
         )
 
@@ -177,7 +182,7 @@ def check_settings(settings: GenerationConfig) -> None:
     }
     for name, (conflicts, way_out) in refusals.items():
         if conflicts:
-            raise ValueError(f"{name}={getattr(settings, name)!r} does not work with tree_budget: {way_out}.")
+            raise ValueError(f"{name}={quoted(getattr(settings, name))} does not work with tree_budget: {way_out}.")
 
 
 def check_returned(config: TreeConfig, settings: GenerationConfig) -> None:
@@ -213,8 +218,8 @@ def check_speculation(settings: GenerationConfig, assistant_model: object) -> No
         settings.speculation_type == "dflash" and isinstance(model, DFLASH_MODELS)
     ):
         raise ValueError(
-            f"speculation_type={settings.speculation_type!r} does not work with tree_budget, which takes 'dflash' with "
-            "a DFlash drafter as assistant_model; drop it."
+            f"speculation_type={quoted(settings.speculation_type)} does not work with tree_budget, which takes "
+            "'dflash' with a DFlash drafter as assistant_model; drop it."
         )
 
 
@@ -228,21 +233,26 @@ def check_arguments(arguments: dict[str, Any]) -> None:
         refuse_custom_generate()
     if arguments["synced_gpus"]:
         raise ValueError("synced_gpus=True does not work with tree_budget: drop it, or drop tree_budget.")
-    if arguments.get("assistant_tokenizer") is not None:
+    # a pipeline passes both if a drafter's config has other special tokens, or none
+    if arguments.get("assistant_tokenizer") not in (None, arguments.get("tokenizer")):
         raise ValueError(
             "assistant_tokenizer does not work with tree_budget, because a drafter needs the target's own vocabulary: "
-            "drop it."
+            "drop it, or pass the target's own tokenizer."
         )
 
 
-def check_plain_arguments(arguments: dict[str, Any]) -> None:
-    """Raise a ValueError for a `Drafter` in a call without `tree_budget`. Plain assisted decoding cannot use it.
+def check_plain_arguments(settings: GenerationConfig, arguments: dict[str, Any]) -> None:
+    """Raise a ValueError in a call without `tree_budget` for a drafter that plain assisted decoding cannot use.
+
+    transformers' own decoding with a DFlash model, `speculation_type="dflash"`, stays possible.
 
     Args:
+        settings: the settings of the call.
         arguments: `assistant_model`, `streamer`, `tokenizer`, ... as `generate` collected them.
     """
     drafter = arguments.get("assistant_model")
-    if isinstance(drafter, Drafter):
+    own_mode = isinstance(drafter, DFLASH_MODELS) and settings.speculation_type == "dflash"
+    if isinstance(drafter, (Drafter, *DFLASH_MODELS)) and not own_mode:
         raise ValueError(
             f"assistant_model: a {type(drafter).__name__} drafts trees; pass tree_budget, the number of drafted nodes "
             "per round, too."
@@ -254,9 +264,20 @@ def refuse_custom_generate() -> NoReturn:
     raise ValueError("custom_generate replaces the decoding loop; drop it, or drop tree_budget.")
 
 
-def refuse_generate_batch() -> NoReturn:
-    """Raise a ValueError for `tree_budget` in `generate_batch`."""
-    raise ValueError("tree_budget: generate_batch decodes without a tree; drop it, or call generate per sequence.")
+def check_continuous_batching(settings: GenerationConfig, options: dict[str, Any]) -> None:
+    """Raise a ValueError for a tree option, of any value, in continuous batching.
+
+    Args:
+        settings: the settings of the call.
+        options: its further keyword arguments.
+    """
+    for name in TREE_OPTIONS:
+        for value in (options.get(name), getattr(settings, name, None)):
+            if value is not None and value is not False:
+                raise ValueError(
+                    f"{name}={quoted(value)}: continuous batching (generate_batch, init_continuous_batching) decodes "
+                    "without a tree; drop it, or call generate per sequence."
+                )
 
 
 def check_inputs(
@@ -337,7 +358,7 @@ def check_rope(model: PreTrainedModel, last_of_prompt: int, last: int) -> None:
         if last >= limit and not beyond:
             raise ValueError(
                 f"max_new_tokens: this request may run the tokens up to position {last}, and from position {limit} on, "
-                f"this model's {rope_type!r} RoPE has other frequencies; lower max_new_tokens, or drop tree_budget."
+                f"this model's '{rope_type}' RoPE has other frequencies; lower max_new_tokens, or drop tree_budget."
             )
 
 
@@ -385,7 +406,8 @@ def check_dflash(model: PreTrainedModel, target: PreTrainedModel) -> None:
     num_layers = target_config.num_hidden_layers
     trained_for = getattr(config, "num_target_layers", None)
     vocab_size = getattr(config, "vocab_size", None)
-    outside = [layer for layer in config.target_layer_ids if not 0 <= layer < num_layers]
+    first_layer = -1 if isinstance(model, SpeculatorsDFlashModel) else 0  # -1 is the embedding's output
+    outside = [layer for layer in config.target_layer_ids if not first_layer <= layer < num_layers]
     problem = None
     if config.hidden_size != target_config.hidden_size:
         problem = f"hidden_size is {config.hidden_size}, the target's {target_config.hidden_size}"
@@ -416,10 +438,11 @@ def check_causal_lm(model: PreTrainedModel, target: PreTrainedModel, n_tokens: i
     """
     check_model(model, argument="assistant_model", recurrent=False)
     config, vocab_size = text_config(model), text_config(target).vocab_size
-    if config.vocab_size != vocab_size:
+    if abs(config.vocab_size - vocab_size) > MAX_VOCAB_PADDING:
         raise ValueError(
-            f"assistant_model: its vocabulary has {config.vocab_size} tokens, the target's {vocab_size}. A drafter "
-            "needs the target's own vocabulary; choose one of the same family, or None for prompt look-up."
+            f"assistant_model: its vocabulary has {config.vocab_size} tokens, the target's {vocab_size}. Padding "
+            f"explains a difference of at most {MAX_VOCAB_PADDING}, so it has another tokenizer; choose a drafter of "
+            "the target's family, or None for prompt look-up."
         )
     positions = getattr(config, "max_position_embeddings", None)
     if getattr(config, "rope_parameters", None) is None and positions is not None and n_tokens - 2 > positions:

@@ -1,6 +1,6 @@
 """`enable(model)`: how tree decoding plugs into `generate`, and what one call decides.
 
-    generate(...)                          of transformers
+    generate(...)                          of transformers. Ours holds back the streamer's prompt first
       _prepare_generation_config(...)      takes the tree options, checks the settings
       _validate_generation_mode(...)       checks the model and the arguments
       _assisted_decoding(...), _sample(...)    check the inputs, resolve the Request, build
@@ -9,7 +9,7 @@
 Each hook calls the model's own one when no tree was asked for.
 """
 
-from functools import cache
+from functools import cache, wraps
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -27,6 +27,7 @@ from transformers import (
 from transformers.generation.streamers import BaseStreamer
 
 from . import checks
+from .adapters import check_adapters, inside_wrapper
 from .budget.budget import make_budget
 from .drafters.base import Drafter
 from .drafters.choose import choose_drafter
@@ -35,6 +36,7 @@ from .generate import decode
 from .output import GenerateDDTreeOutput, Recorder
 from .request import DEFAULT_LOOKUP_DEPTH, DEFAULT_LOOKUP_MATCH, TREE_OPTIONS, Request, TreeConfig
 from .sampling.policies import POLICIES
+from .streamer import HeldStreamer
 from .target.kernel_attention import choose_attention
 from .target.path_verifier import is_path_by_path
 from .target.prefill import with_default_positions
@@ -98,6 +100,12 @@ class TreeGenerationMixin(_Model):
     user's `GenerationConfig(tree_budget=64)` has them there, too.
     """
 
+    @wraps(GenerationMixin.generate)
+    def generate(self, *args, **kwargs):
+        if kwargs.get("streamer") is not None and _has_budget(self, args, kwargs):
+            kwargs["streamer"] = HeldStreamer(kwargs["streamer"])
+        return super().generate(*args, **kwargs)
+
     def _prepare_generation_config(self, generation_config=None, **kwargs):
         options = {name: kwargs.pop(name) for name in TREE_OPTIONS if name in kwargs}
         generation_config, model_kwargs = super()._prepare_generation_config(generation_config, **kwargs)
@@ -120,18 +128,27 @@ class TreeGenerationMixin(_Model):
             checks.refuse_custom_generate()
         return super().load_custom_generate(*args, **kwargs)
 
-    def generate_batch(self, inputs, generation_config=None, **kwargs):
+    def init_continuous_batching(self, generation_config=None, *args, **kwargs):
+        """Return a manager of continuous batching, unless a tree was asked for."""
+        checks.check_continuous_batching(generation_config or self.generation_config, kwargs)
+        return super().init_continuous_batching(generation_config, *args, **kwargs)
+
+    def continuous_batching_context_manager(self, generation_config=None, *args, **kwargs):
+        """Return the context of such a manager, unless a tree was asked for."""
+        checks.check_continuous_batching(generation_config or self.generation_config, kwargs)
+        return super().continuous_batching_context_manager(generation_config, *args, **kwargs)
+
+    def generate_batch(self, inputs, generation_config=None, *args, **kwargs):
         """Generate by continuous batching, unless a tree was asked for."""
-        settings = generation_config or self.generation_config
-        if "tree_budget" in kwargs or getattr(settings, "tree_budget", None) is not None:
-            checks.refuse_generate_batch()
-        return super().generate_batch(inputs, generation_config=generation_config, **kwargs)
+        checks.check_continuous_batching(generation_config or self.generation_config, kwargs)
+        return super().generate_batch(inputs, generation_config, *args, **kwargs)
 
     def _validate_generation_mode(self, generation_mode, generation_config, generation_mode_kwargs):
         if _tree_config(generation_config) is None:
-            checks.check_plain_arguments(generation_mode_kwargs)
+            checks.check_plain_arguments(generation_config, generation_mode_kwargs)
             return super()._validate_generation_mode(generation_mode, generation_config, generation_mode_kwargs)
         checks.check_model(self)
+        check_adapters(self)
         checks.check_arguments(generation_mode_kwargs)
         checks.check_speculation(generation_config, generation_mode_kwargs.get("assistant_model"))
 
@@ -152,6 +169,14 @@ class TreeGenerationMixin(_Model):
         # pickle finds the class by name, and that name belongs to the class from which the enabled one was derived
         _, _, *state = super().__reduce_ex__(protocol)
         return _new_enabled, (_original_class(type(self)),), *state
+
+
+def _has_budget(model: PreTrainedModel, args: tuple, kwargs: dict[str, Any]) -> bool:
+    """Return whether a call of `generate` has a `tree_budget`, as an argument or in the settings that apply to it."""
+    if "tree_budget" in kwargs:
+        return kwargs["tree_budget"] is not None
+    passed = args[1] if len(args) > 1 else kwargs.get("generation_config")
+    return any(getattr(settings, "tree_budget", None) is not None for settings in (passed, model.generation_config))
 
 
 def _tree_config(generation_config: GenerationConfig) -> TreeConfig | None:
@@ -216,10 +241,12 @@ def _tree_decoding(
     assistant_model: PreTrainedModel | Drafter | None = None,
     streamer: BaseStreamer | None = None,
     tokenizer=None,
+    assistant_tokenizer=None,
     synced_gpus: bool = False,
     **model_kwargs: Any,
 ) -> GenerateDDTreeOutput | torch.Tensor:
     """Decode with a tree. The arguments are those that `generate` hands to its decoding methods."""
+    assistant_model = inside_wrapper(assistant_model)
     model_kwargs = with_default_positions(model, input_ids, {"attention_mask": None, **model_kwargs})
     request, device = resolve_request(tree_config, generation_config), input_ids.device
     checks.check_inputs(model, input_ids, request.max_length, model_kwargs)
@@ -233,6 +260,8 @@ def _tree_decoding(
     mask, path_by_path = model_kwargs["attention_mask"], is_path_by_path(model, model_kwargs["cache"])
     attention = choose_attention(model, request.tree_attention, device, mask, path_by_path)
     check_tree_forward(model, device, attention)
+    if isinstance(streamer, HeldStreamer):
+        streamer = streamer.release()
     target = Target(model, model_kwargs, attention, drafter.taps)
     budget = make_budget(request, target, assistant_model, input_ids.shape[1])
     emitter = Emitter.from_request(request, input_ids, logits_processor, stopping_criteria, streamer, mask)

@@ -35,7 +35,8 @@ def decode(
             max_depth = target.max_depth(room=request.max_length - emitter.length - 1)
             with recorder.stage("draft"):
                 n_nodes = budget.begin_round(max_depth)
-                trees = [draft_tree(drafter, emitter.sequence, n_nodes, max_depth) for emitter in emitters]
+                sequences = [emitter.sequence for emitter in emitters]
+                trees = [draft_tree(drafter, ids, n_nodes, max_depth, target.vocab_size) for ids in sequences]
                 trees = budget.select_nodes(trees)
             with recorder.stage("verify"):
                 outputs = target.verify(trees)

@@ -11,7 +11,7 @@ PACKAGE = ROOT / "hf_ddtree"
 # From the ground up. A file imports only from its own floor or from a floor below. "hf_ddtree" is the package itself,
 # with the public names.
 FLOORS = (
-    ("_transformers", "files", "kernels"),
+    ("_transformers", "files", "messages", "kernels"),
     ("tree", "comparison"),
     ("sampling",),
     ("build",),
@@ -19,8 +19,8 @@ FLOORS = (
     ("target",),
     ("budget",),
     ("drafters",),
-    ("checks",),
-    ("walk", "output"),
+    ("checks", "adapters"),
+    ("walk", "output", "streamer"),
     ("generate",),
     ("enable",),
     ("embedded",),

@@ -31,7 +31,11 @@ CALLABLES = {
     ),
     f"{MIXIN}._sample": "input_ids logits_processor stopping_criteria generation_config synced_gpus streamer **",
     f"{MIXIN}.load_custom_generate": "**",
+    # public methods that it overrides, too
+    f"{MIXIN}.generate": "inputs generation_config streamer **",
     f"{MIXIN}.generate_batch": "inputs generation_config **",
+    f"{MIXIN}.init_continuous_batching": "generation_config",
+    f"{MIXIN}.continuous_batching_context_manager": "generation_config",
     # what the decoding loop calls
     f"{MIXIN}._prefill": "input_ids generation_config model_kwargs",
     f"{MIXIN}._update_model_kwargs_for_generation": "outputs model_kwargs num_new_tokens",

@@ -4,6 +4,7 @@ import argparse
 from importlib.util import find_spec
 from pathlib import Path
 
+from ..messages import quoted
 from ..request import MAX_TREE_BUDGET
 
 PROMPTS = Path(__file__).with_name("prompts.jsonl")
@@ -75,7 +76,8 @@ def _tree_budgets(text: str) -> list[int | str]:
         budgets = [0]
     if not all(budget == "auto" or 1 <= int(budget) <= MAX_TREE_BUDGET for budget in budgets):
         raise argparse.ArgumentTypeError(
-            f"{text!r} is not a list of budgets. Pass numbers from 1 to {MAX_TREE_BUDGET} or 'auto', such as 16,64,auto"
+            f"{quoted(text)} is not a list of budgets. Pass numbers from 1 to {MAX_TREE_BUDGET} or 'auto', such as "
+            "16,64,auto"
         )
     return budgets
 
@@ -88,6 +90,6 @@ def _temperatures(text: str) -> list[float]:
         temperatures = [-1.0]
     if not all(temperature >= 0 for temperature in temperatures):
         raise argparse.ArgumentTypeError(
-            f"{text!r} is not a list of temperatures. Pass numbers of at least 0, such as 0,0.7,1"
+            f"{quoted(text)} is not a list of temperatures. Pass numbers of at least 0, such as 0,0.7,1"
         )
     return temperatures

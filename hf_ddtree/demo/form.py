@@ -5,6 +5,7 @@ from typing import Any, Self
 
 from transformers import BatchEncoding
 
+from ..messages import quoted
 from ..request import MAX_TREE_BUDGET
 from ..sampling.policies import POLICIES
 from .models import PROMPT_LOOKUP, Loaded
@@ -34,7 +35,7 @@ class Sampling:
         _check_range("top-k", self.top_k, 0, 1_000)
         _check_range("seed", self.seed, 0, 2**32 - 1)
         if self.policy not in POLICIES:
-            raise ValueError(f"The policy {self.policy!r} is unknown. Choose one of {', '.join(POLICIES)}.")
+            raise ValueError(f"The policy {quoted(self.policy)} is unknown. Choose one of {', '.join(POLICIES)}.")
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..embedded import EMBEDDED, load_models
 from ..enable import enable
+from ..messages import quoted
 
 DTYPES = ("float32", "bfloat16")
 DRAFTER = "drafter"
@@ -54,7 +55,7 @@ class Models:
             ValueError: if `dtype` is not in `DTYPES`.
         """
         if dtype not in DTYPES:
-            raise ValueError(f"The dtype {dtype!r} is unknown. Choose one of {', '.join(DTYPES)}.")
+            raise ValueError(f"The dtype {quoted(dtype)} is unknown. Choose one of {', '.join(DTYPES)}.")
         if self.loaded is None or dtype != self.dtype:
             self.loaded = self.dtype = None  # frees the memory: only one copy of the models fits for sure
             self.loaded, self.dtype = self._load(getattr(torch, dtype)), dtype

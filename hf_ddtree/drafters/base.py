@@ -1,11 +1,31 @@
 """The interface between drafters and the decoding loop."""
 
+from functools import cached_property
+from typing import NoReturn
+
 import numpy as np
 import torch
 from transformers.generation import CandidateGenerator
 
 from ..tree import DraftTree
 from .q import DraftSampling
+
+
+class NeedsTreeError(ValueError, AttributeError):
+    """Raised where plain assisted decoding asks a drafter for something that only a model that generates has.
+
+    It is an AttributeError as well, because the attribute is missing: `hasattr` answers False.
+
+    Args:
+        drafter: the drafter.
+        name: the missing attribute.
+    """
+
+    def __init__(self, drafter: object, name: str):
+        super().__init__(
+            f"assistant_model: a {type(drafter).__name__} drafts trees and has no {name}, which plain assisted "
+            "decoding reads. Call hf_ddtree.enable(model), and pass tree_budget to generate, too."
+        )
 
 
 class Drafter(CandidateGenerator):
@@ -46,11 +66,12 @@ class Drafter(CandidateGenerator):
         Args:
             input_ids: `[1, S]` int64, the sequence without padding. Its last token is the root.
             tree_budget: the number of drafted nodes, root excluded.
-            max_depth: the depth of the deepest useful node, at least 1. The generation ends before deeper nodes.
+            max_depth: how deep a node may lie, at least 1. The generation ends before deeper nodes, or the target has
+                no position for them.
 
         Returns:
-            A tree whose root carries the last token. A fixed budget verifies all of its nodes, even if there are more
-            than `tree_budget`.
+            A tree of at most `max_depth` levels whose root carries the last token. A fixed budget verifies all of its
+            nodes, even if there are more than `tree_budget`.
         """
         raise NotImplementedError(f"{type(self).__name__} must define draft(input_ids, tree_budget, max_depth).")
 
@@ -87,44 +108,86 @@ class Drafter(CandidateGenerator):
             "hf_ddtree.enable(model) and model.generate(..., assistant_model=drafter, tree_budget=64)."
         )
 
+    @cached_property
+    def config(self) -> NoReturn:
+        """The first attribute that plain assisted decoding reads. A drafter has none, unless it sets one itself.
 
-def draft_tree(drafter: Drafter, input_ids: torch.Tensor, n_nodes: int, max_depth: int) -> DraftTree:
+        Raises:
+            NeedsTreeError: always. It is a ValueError that says how to decode with a tree.
+        """
+        raise NeedsTreeError(self, "config")
+
+
+def draft_tree(drafter: Drafter, input_ids: torch.Tensor, n_nodes: int, max_depth: int, vocab_size: int) -> DraftTree:
     """Return the drafter's tree, or the root alone if no node is wanted.
 
     Args:
         drafter: the drafter.
         input_ids: `[1, S]` int64, the sequence without padding.
         n_nodes: drafted nodes, root excluded. 0 for no draft.
-        max_depth: the depth of the deepest useful node.
+        max_depth: how deep a node may lie.
+        vocab_size: the number of the target's token ids.
 
     Raises:
-        ValueError: if a drafter of the user's own returns something else than such a tree, which could change the
-            output.
+        ValueError: if a drafter of the user's own returns something else than such a tree. It could change the output,
+            or fail in the target's forward.
     """
     root_token_id = int(input_ids[0, -1])
     if n_nodes == 0:
         return DraftTree.chain([root_token_id])
     tree = drafter.draft(input_ids, n_nodes, max_depth)
-    if not isinstance(tree, DraftTree) or int(tree.token_ids[0]) != root_token_id:
+    problem = _problem(tree) or _misfit(tree, root_token_id, max_depth, vocab_size)
+    if problem is not None:
         raise ValueError(
-            f"assistant_model: draft must return a DraftTree whose root is the last token, {root_token_id}."
+            f"assistant_model: {type(drafter).__name__}.draft returned no tree that can be verified: {problem}; "
+            "hf_ddtree.Drafter.draft describes such a tree."
         )
-    if problem := _problem(tree):
-        raise ValueError(f"assistant_model: what draft returned is not a tree: {problem}.")
     return tree
 
 
-def _problem(tree: DraftTree) -> str | None:
-    """Return why the mask, the positions or the selection of nodes would go wrong with this tree, or None."""
+def _problem(tree: object) -> str | None:
+    """Return why what was drafted is not a tree, or None."""
+    if not isinstance(tree, DraftTree):
+        return f"a {type(tree).__name__} is not a DraftTree"
+    for name in ("token_ids", "parents", "depths"):
+        if not _is_array(getattr(tree, name), torch.int64):
+            return f"{name} is not a 1-dimensional int64 tensor on the CPU"
+    if tree.log_reach is not None and not _is_array(tree.log_reach, torch.float32, torch.float64):
+        return "log_reach is not a 1-dimensional float32 tensor on the CPU"
     parents, depths = tree.parents.numpy(), tree.depths.numpy()
     reach = np.zeros(len(tree)) if tree.log_reach is None else tree.log_reach.double().numpy()
     above = parents[1:]
     if not len(parents) == len(depths) == len(reach) == len(tree):
         return "its arrays have different lengths"
+    if len(tree) == 0:
+        return "it is empty, and every tree has a root"
     if parents[0] != -1 or (above < 0).any() or (above >= np.arange(1, len(tree))).any():
         return "the root's parent must be -1, and every other parent must precede its children"
     if depths[0] != 0 or (depths[1:] != depths[above] + 1).any():
         return "depths must be the numbers of edges to the root"
     if reach[0] != 0 or not (reach[1:] <= reach[above]).all():
         return "log_reach must be 0 at the root, and elsewhere at most the parent's value"
+    return None
+
+
+def _is_array(value: object, *dtypes: torch.dtype) -> bool:
+    return isinstance(value, torch.Tensor) and value.dim() == 1 and value.is_cpu and value.dtype in dtypes
+
+
+def _misfit(tree: DraftTree, root_token_id: int, max_depth: int, vocab_size: int) -> str | None:
+    """Return why a tree does not fit the sequence and the target, or None."""
+    token_ids = tree.token_ids.numpy()
+    if token_ids[0] != root_token_id:
+        return f"its root is {token_ids[0]}, and the root is the last token, {root_token_id}"
+    drafted = token_ids[1:]
+    outside = drafted[(drafted < 0) | (drafted >= vocab_size)]
+    if len(outside):
+        return f"token {outside[0]} is outside the target's vocabulary of {vocab_size} tokens"
+    deepest = int(tree.depths.max())
+    if deepest > max_depth:
+        return f"a node lies at depth {deepest}, and draft got max_depth={max_depth}"
+    for node, proposal in tree.proposals.items():
+        tokens = [*proposal.tokens, *proposal.inside]
+        if not 0 <= node < len(tree) or not all(0 <= token < len(proposal.q) for token in tokens):
+            return f"the proposal of node {node} names a node that is not in the tree, or a token outside its q"
     return None

@@ -1,6 +1,7 @@
 """Drafting with a small causal language model that shares the target's vocabulary."""
 
 import torch
+from torch.nn.functional import pad
 from transformers import DynamicCache, PreTrainedModel
 
 from .._transformers import default_generation_settings, logits_to_keep
@@ -24,18 +25,30 @@ class CausalLMDrafter(Drafter):
 
     With drawn children, no node is dropped after it was drawn: each level gets a share of the budget.
 
+    The vocabularies may be padded to different sizes. A token that only the target has gets probability 0 under q, and
+    one that only the drafter has is not drafted. The drafter reads token 0 where the text holds an id beyond its own
+    embedding, which can only lower the acceptance.
+
     Args:
         model: the drafter's model.
         sampling: how to choose children.
         context: what the model has read in earlier calls.
+        vocab_size: the number of the target's token ids. By default it is the drafter's own.
     """
 
     sampling: DraftSampling
 
-    def __init__(self, model: PreTrainedModel, sampling: DraftSampling, context: Context | None = None):
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        sampling: DraftSampling,
+        context: Context | None = None,
+        vocab_size: int | None = None,
+    ):
         own, defaults = model.generation_config, default_generation_settings(model.generation_config)
         self.model, self.sampling = model, sampling
         self.config = text_config(model)
+        self.vocab_size = vocab_size or self.config.vocab_size
         self.max_levels = own.num_assistant_tokens or defaults["num_assistant_tokens"]
         threshold = own.assistant_confidence_threshold
         self.confidence = defaults["assistant_confidence_threshold"] if threshold is None else threshold
@@ -106,7 +119,7 @@ class CausalLMDrafter(Drafter):
         self, tokens: torch.Tensor, positions: torch.Tensor, attention_mask: Masks | None, n_logits: int
     ) -> torch.Tensor:
         outputs = self.model(
-            input_ids=tokens.to(self.device),
+            input_ids=tokens.where(tokens < self.config.vocab_size, 0).to(self.device),
             position_ids=positions.to(self.device),
             attention_mask=attention_mask,
             cache=self.cache,
@@ -114,7 +127,11 @@ class CausalLMDrafter(Drafter):
             **logits_to_keep(self.model, n_logits),
             **no_router_logits(self.model),
         )
-        logits = outputs.logits[0, -n_logits:]
-        if logits.isnan().any():
-            raise ValueError("assistant_model: its logits contain NaN; its weights are broken, or its dtype overflows.")
+        logits = outputs.logits[0, -n_logits:, : self.vocab_size]
+        if not logits.amax(dim=-1).isfinite().all():
+            raise ValueError(
+                "assistant_model: its logits contain NaN or infinity, or nothing but minus infinity; its weights are "
+                "broken, or its dtype overflows."
+            )
+        logits = pad(logits, (0, self.vocab_size - logits.shape[1]), value=-torch.inf)
         return self.sampling.warp(logits).log_softmax(dim=-1)

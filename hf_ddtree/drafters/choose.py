@@ -3,6 +3,7 @@
 from transformers import MuseGlimmerAssistantModel, PreTrainedModel
 
 from ..request import Request
+from ..target.attention import text_config
 from .base import Drafter
 from .causal_lm import CausalLMDrafter
 from .context import Context
@@ -37,4 +38,4 @@ def choose_drafter(
     sampling = DraftSampling(request.policy, request.warpers)
     if isinstance(assistant_model, DFLASH_MODELS):
         return DFlashDrafter(assistant_model, target, sampling, context)
-    return CausalLMDrafter(assistant_model, sampling, context)
+    return CausalLMDrafter(assistant_model, sampling, context, text_config(target).vocab_size)

@@ -19,6 +19,9 @@ from transformers.models.qwen3.modeling_qwen3 import (
     rotate_half,
 )
 
+from ..messages import quoted
+from .base import NeedsTreeError
+
 
 class DFlashConfig(Qwen3Config):
     """A Qwen3 config plus the DFlash fields of the z-lab v1 layout.
@@ -190,6 +193,12 @@ class DFlashDraftModel(Qwen3PreTrainedModel):
             )
         return BaseModelOutputWithPast(last_hidden_state=self.norm(hidden_states), cache=cache)
 
+    def __getattr__(self, name: str):
+        # plain assisted decoding reads it first, and nothing else tells the user what is missing
+        if name == "generation_config":
+            raise NeedsTreeError(self, name)
+        return super().__getattr__(name)
+
     def _sliding_mask(self, noise_embeds: torch.Tensor, n_context: int, cache: DFlashCache | None):
         """Return what a block sees in sliding layers, given `n_context` tokens of context that are not cached yet."""
         return create_bidirectional_sliding_window_mask(
@@ -209,7 +218,9 @@ def check_block(block_size, mask_token_id, target_layer_ids, source: str) -> Non
     if mask_token_id is None:
         raise ValueError(f"{source}: the drafter's config lacks dflash_config.mask_token_id; add it to config.json.")
     if not isinstance(block_size, int) or block_size < 2:
-        raise ValueError(f"{source}: the drafter's config needs a block_size of at least 2; it has {block_size!r}.")
+        raise ValueError(
+            f"{source}: the drafter's config needs a block_size of at least 2; it has {quoted(block_size)}."
+        )
     if not target_layer_ids:
         raise ValueError(
             f"{source}: the drafter's config has neither dflash_config.target_layer_ids nor num_target_layers; add one "

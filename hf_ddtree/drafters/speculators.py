@@ -7,6 +7,7 @@ from torch import nn
 from transformers import AutoConfig
 from transformers.models.qwen3.configuration_qwen3 import Qwen3Config
 
+from ..messages import quoted
 from .dflash_model import DFlashConfig, DFlashDraftModel, check_block
 
 
@@ -37,8 +38,8 @@ class SpeculatorsDFlashConfig(DFlashConfig):
         algorithm = fields["speculators_model_type"]
         if algorithm != "dflash":
             raise ValueError(
-                f"{name}: a speculators checkpoint of type {algorithm!r} is not a DFlash drafter; load one of type "
-                "'dflash'."
+                f"{name}: a speculators checkpoint of type {quoted(algorithm)} is not a DFlash drafter; load one of "
+                "type 'dflash'."
             )
         given = dict(fields.get("transformer_layer_config") or {})
         # the file holds only the differences from the defaults of its model type
@@ -46,7 +47,8 @@ class SpeculatorsDFlashConfig(DFlashConfig):
         shape = {key: getattr(layers, key) for key in Qwen3Config().to_dict() if hasattr(layers, key)}
         rope = shape.get("rope_parameters") or {}
         shape["rope_parameters"] = rope.get("sliding_attention", rope)  # one embedding serves all layers
-        # these ids count the embedding's output as 0, while the z-lab layout counts layers from 0
+        # These ids count the embedding's output as 0, and the z-lab layout counts layers from 0. The embedding's output
+        # is therefore layer -1.
         taps = [index - 1 for index in fields.get("aux_hidden_state_layer_ids") or ()]
         check_block(fields.get("block_size"), fields.get("mask_token_id"), taps, name)
         for key in ("architectures", "model_type", "transformers_version", "dtype"):

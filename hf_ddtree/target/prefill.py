@@ -34,16 +34,19 @@ def prefill(
     captured = []
     thread = get_ident()
 
-    def capture(module, args, outputs):
+    def capture(module, args, kwargs, outputs):
         if get_ident() == thread:  # other threads may be generating with the same model
-            captured.append(tap(outputs, taps))
+            # without taps, the outputs do not show how many tokens ran
+            embeds, ids = kwargs.get("inputs_embeds"), kwargs.get("input_ids")
+            n_tokens = (ids if embeds is None else embeds).shape[1]
+            captured.append(tap(outputs, taps) if taps else outputs.logits.new_empty(1, n_tokens, 0))
 
     inputs = model_kwargs
     if taps:
         # a list of indices keeps only those states. A user who asked for all of them gets all.
         inputs = {"output_hidden_states": list(taps), **model_kwargs}
     # a hook, because a prefill in chunks returns the outputs of the last chunk only
-    handle = model.register_forward_hook(capture)
+    handle = model.register_forward_hook(capture, with_kwargs=True)
     try:
         outputs = run_prefill(model, input_ids, generation_config, inputs)
     finally:
@@ -51,14 +54,14 @@ def prefill(
     states = torch.cat(captured, dim=1)
     n = states.shape[1]
     positions = text_positions(model_kwargs["position_ids"])[:, -n:]
-    if taps and model_kwargs["attention_mask"] is not None:
+    if model_kwargs["attention_mask"] is not None:
         valid = model_kwargs["attention_mask"][0, -n:].bool()
         states, positions = states[:, valid.to(states.device)], positions[:, valid]
     return outputs, states, positions
 
 
 def tap(outputs: ModelOutput, taps: tuple[int, ...], rows: list[int] | slice = slice(None)) -> torch.Tensor:
-    """Return the tapped hidden states of some rows side by side: `[1, n, taps * H]`, or no channels without taps.
+    """Return the tapped hidden states of some rows side by side, `[1, n, taps * H]`. Without taps, they are empty.
 
     Args:
         outputs: the outputs of a target forward.
@@ -69,7 +72,7 @@ def tap(outputs: ModelOutput, taps: tuple[int, ...], rows: list[int] | slice = s
         ValueError: if the target returned no hidden states.
     """
     if not taps:
-        return outputs.logits.new_empty(1, 0, 0)
+        return outputs.logits[:, rows, :0]
     if outputs.get("hidden_states") is None:
         raise ValueError(
             "assistant_model: this drafter reads hidden states, which the target does not return; choose another "

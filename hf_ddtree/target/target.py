@@ -71,6 +71,11 @@ class Target:
         """The device of the model's inputs. The model itself may be offloaded."""
         return self.model_kwargs["position_ids"].device
 
+    @property
+    def vocab_size(self) -> int:
+        """The number of token ids that the model can embed."""
+        return self.config.vocab_size
+
     def prefill(
         self, input_ids: torch.Tensor, generation_config: GenerationConfig
     ) -> tuple[ModelOutput, torch.Tensor, torch.Tensor]:

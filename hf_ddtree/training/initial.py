@@ -39,6 +39,7 @@ def new_drafter(target: PreTrainedModel, config: TrainConfig) -> DFlashDraftMode
             dflash_config={"mask_token_id": config.mask_token_id, "target_layer_ids": layer_ids},
             bos_token_id=shape.bos_token_id,
             eos_token_id=shape.eos_token_id,
+            pad_token_id=shape.pad_token_id,  # a pipeline compares all three ids with the target's
             tie_word_embeddings=False,
         )
     )

@@ -91,18 +91,18 @@ def test_update_acceptance_passes_overlaps_to_the_sampling():
 
 def test_draft_tree_returns_what_was_drafted():
     tree = DraftTree.from_lists([int(PROMPT[0, -1]), 8, 9], [-1, 0, 0])
-    assert draft_tree(Fixed(tree), PROMPT, 4, 4) is tree
+    assert draft_tree(Fixed(tree), PROMPT, 4, 4, VOCAB_SIZE) is tree
 
 
 def test_draft_tree_of_no_nodes_asks_no_drafter():
-    tree = draft_tree(Fixed(None), PROMPT, 0, 4)
+    tree = draft_tree(Fixed(None), PROMPT, 0, 4, VOCAB_SIZE)
     assert tree.token_ids.tolist() == [int(PROMPT[0, -1])] and tree.parents.tolist() == [-1]
 
 
 def test_draft_tree_of_another_root_is_refused(target):
     wrong = DraftTree.from_lists([(int(PROMPT[0, -1]) + 1) % VOCAB_SIZE, 8], [-1, 0])
     with pytest.raises(ValueError, match="assistant_model: draft must return a DraftTree whose root"):
-        draft_tree(Fixed(wrong), PROMPT, 4, 4)
+        draft_tree(Fixed(wrong), PROMPT, 4, 4, VOCAB_SIZE)
 
     class WrongRoot(Drafter):
         def draft(self, input_ids, tree_budget, max_depth):
@@ -115,7 +115,7 @@ def test_draft_tree_of_another_root_is_refused(target):
 @pytest.mark.parametrize("returned", [None, [5, 6], torch.tensor([[5, 6]])], ids=["None", "list", "tensor"])
 def test_draft_tree_of_another_type_is_refused(returned):
     with pytest.raises(ValueError, match="assistant_model: draft must return a DraftTree"):
-        draft_tree(Fixed(returned), PROMPT, 4, 4)
+        draft_tree(Fixed(returned), PROMPT, 4, 4, VOCAB_SIZE)
 
 
 @pytest.mark.parametrize(
