@@ -67,9 +67,14 @@ def test_build_tree_takes_a_large_budget_at_a_real_vocabulary(dtype):
     assert len(tree) == 1025 and len(set(prefixes(tree))) == 1024
 
 
-def test_build_tree_refuses_nan():
-    with pytest.raises(ValueError, match="draft_logits contain NaN"):
-        build_tree(torch.full((2, 4), torch.nan), 4)
+@pytest.mark.parametrize("broken", [[torch.nan, 1.0], [torch.inf, 1.0], [-torch.inf, -torch.inf]], ids=str)
+@pytest.mark.parametrize("policy", ["target", "hybrid"])
+def test_build_tree_refuses_a_row_that_is_no_distribution(broken, policy):
+    rows = torch.tensor([[0.0, 1.0, -torch.inf, 0.0], [0.0, 0.0, *broken]])
+    rows[1, :2] = broken[1]
+    arguments = {"policy": POLICIES[policy], "acceptance": [0.5, 0.5], "randomness": Randomness(0)}
+    with pytest.raises(ValueError, match="draft_logits: a row contains NaN or infinity, or nothing but minus infinity"):
+        build_tree(rows, 4, **arguments)
 
 
 @pytest.mark.parametrize("missing", ["acceptance", "randomness"])

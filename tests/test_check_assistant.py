@@ -6,7 +6,7 @@ from helpers import assert_refused, generate, random_ids, unchanged
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, AutoModelForSeq2SeqLM
 
 import hf_ddtree
-from hf_ddtree.checks import check_assistant, check_causal_lm, check_dflash
+from hf_ddtree.checks import MAX_VOCAB_PADDING, check_assistant, check_causal_lm, check_dflash
 from hf_ddtree.testing import VOCAB_SIZE, tiny_dflash_drafter, tiny_model, tiny_muse_glimmer_drafter, truncated_copy
 
 PROMPT = random_ids(12)
@@ -33,7 +33,10 @@ def recurrent_model():
 
 # what the error must name, and what makes the drafter
 MISFITS = {
-    "causal-LM-vocabulary": ("vocabulary", lambda model: tiny_model("llama", vocab_size=VOCAB_SIZE + 8)),
+    "causal-LM-vocabulary": (
+        f"vocabulary has {VOCAB_SIZE + MAX_VOCAB_PADDING + 1} tokens, the target's {VOCAB_SIZE}.*another tokenizer",
+        lambda model: tiny_model("llama", vocab_size=VOCAB_SIZE + MAX_VOCAB_PADDING + 1),
+    ),
     "DFlash-vocabulary": ("vocab_size", lambda model: tiny_dflash_drafter(model, vocab_size=VOCAB_SIZE + 8)),
     "hidden-size": ("hidden_size", lambda model: tiny_dflash_drafter(model, hidden_size=16)),
     "mask-id-outside": (

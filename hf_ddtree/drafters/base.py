@@ -110,11 +110,7 @@ class Drafter(CandidateGenerator):
 
     @cached_property
     def config(self) -> NoReturn:
-        """The first attribute that plain assisted decoding reads. A drafter has none, unless it sets one itself.
-
-        Raises:
-            NeedsTreeError: always. It is a ValueError that says how to decode with a tree.
-        """
+        # Plain assisted decoding reads it first. A drafter may set one of its own, which a cached property allows.
         raise NeedsTreeError(self, "config")
 
 

@@ -1,5 +1,7 @@
 """What a causal LM drafts, against its most probable prefixes found by expanding every candidate."""
 
+import copy
+
 import pytest
 import torch
 from helpers import generate, prefixes, random_ids, spy_on, target_of
@@ -76,11 +78,63 @@ def test_commit_keeps_the_evaluated_part_of_the_path_and_drops_the_rest():
     assert prefixes(drafter.draft(tokens, 8, 10)) == prefixes(fresh.draft(tokens, 8, 10))
 
 
+def padded(model, vocab_size: int):
+    """Return a copy of a model with another number of rows in its embedding and its head."""
+    model = copy.deepcopy(model)
+    model.resize_token_embeddings(vocab_size, mean_resizing=False)
+    return model
+
+
+SETTINGS = [
+    {"do_sample": False},
+    *({"do_sample": True, "top_k": 50, "top_p": 0.99, "tree_sampling": name} for name in POLICIES),
+]
+
+
+@pytest.mark.parametrize("settings", SETTINGS, ids=lambda settings: settings.get("tree_sampling", "greedy"))
+@pytest.mark.parametrize("vocab_size", [VOCAB_SIZE - 40, VOCAB_SIZE + 40], ids=["smaller", "larger"])
+def test_draft_of_another_padding_fits_the_target(monkeypatch, settings, vocab_size):
+    """The target emits tokens that the smaller drafter does not have, and the larger one prefers ones beyond it."""
+    target = tiny_model("llama")
+    model = padded(truncated_copy(target, 3), vocab_size)
+    if vocab_size > VOCAB_SIZE:
+        model.lm_head.weight.data[VOCAB_SIZE:] = 3 * model.lm_head.weight.data[4:44]
+    plain_settings = {name: value for name, value in settings.items() if name != "tree_sampling"}
+    plain = generate(target, PROMPT, max_new_tokens=30, **plain_settings)
+    trees = []
+    spy_on(monkeypatch, CausalLMDrafter, "draft", lambda self, args, tree: trees.append(tree))
+    options = {"assistant_model": model, "tree_budget": 12, "max_new_tokens": 30, **settings}
+    output = generate(hf_ddtree.enable(target), PROMPT, return_dict_in_generate=True, **options)
+    if settings.get("tree_sampling", "target") == "target":  # the other policies draw another text
+        assert output.sequences.tolist() == plain.tolist()
+        assert (plain[0, len(PROMPT[0]) :] >= VOCAB_SIZE - 40).any() and output.tokens_per_round > 1
+    drafted = torch.cat([tree.token_ids[1:] for tree in trees])
+    assert len(drafted) and drafted.max() < min(vocab_size, VOCAB_SIZE)
+    proposals = [proposal for tree in trees for proposal in tree.proposals.values()]
+    assert bool(proposals) == (settings.get("tree_sampling", "target") != "target")
+    for proposal in proposals:
+        assert len(proposal.q) == VOCAB_SIZE and not proposal.q[vocab_size:].any()
+        torch.testing.assert_close(proposal.q.sum(), torch.tensor(1.0))
+
+
+@torch.no_grad()
+def test_draft_reads_token_0_for_a_token_that_it_does_not_have():
+    model = padded(tiny_model("llama"), VOCAB_SIZE - 40)
+    sampling = DraftSampling(POLICIES["target"])
+    unknown = torch.cat([PROMPT[:, :-2] % 80, torch.tensor([[VOCAB_SIZE - 1, 5]])], dim=1)
+    known = unknown.where(unknown < VOCAB_SIZE - 40, 0)
+    drafts = [CausalLMDrafter(model, sampling, VOCAB_SIZE).draft(sequence, 8, 4) for sequence in (unknown, known)]
+    assert prefixes(drafts[0]) == prefixes(drafts[1])
+
+
+@pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf])
 @pytest.mark.parametrize("do_sample", [False, True])
-def test_draft_with_broken_weights_is_refused(do_sample):
+def test_draft_with_broken_weights_is_refused(monkeypatch, do_sample, value):
     target = hf_ddtree.enable(tiny_model("llama"))
     model = truncated_copy(target, 2)
-    model.lm_head.weight = torch.nn.Parameter(torch.full_like(model.lm_head.weight, torch.nan))
+    monkeypatch.setattr(
+        model.lm_head, "forward", lambda states: states.new_full((*states.shape[:2], VOCAB_SIZE), value)
+    )
     options = {"max_new_tokens": 4, "do_sample": do_sample, "assistant_model": model, "tree_budget": 4}
     with pytest.raises(ValueError, match="assistant_model: its logits contain NaN"):
         target.generate(PROMPT, **options)

@@ -4,7 +4,7 @@ import json
 
 import pytest
 import torch
-from helpers import generate
+from helpers import generate, write_speculators_drafter
 from safetensors.torch import load_file, save_file
 
 import hf_ddtree
@@ -151,8 +151,74 @@ def test_load_drafter_names_what_does_not_fit(change, message, checkpoint):
 def test_load_drafter_refuses_pickled_weights(checkpoint):
     (checkpoint / "model.safetensors").rename(checkpoint / "was.safetensors")
     torch.save({}, checkpoint / "pytorch_model.bin")
-    with pytest.raises(OSError, match="safetensors"):
+    with pytest.raises(OSError, match=r"path_or_repo_id: model\.safetensors of '.*' cannot be read"):
         load_drafter(checkpoint)
+
+
+@pytest.mark.parametrize("kind", [None, "", 5, "a model"], ids=str)
+def test_load_drafter_refuses_what_is_no_name(target, kind):
+    name = {"a model": target}.get(kind, kind)
+    shown = "an empty name" if name == "" else f"a {type(name).__name__}"
+    with pytest.raises(ValueError, match=f"path_or_repo_id: .*a folder or a Hub id, not {shown}.*assistant_model"):
+        load_drafter(name)
+
+
+# the name that is passed, relative to a folder of the test, and what the error must say about it
+MISSING = {
+    "absolute": ("{folder}/none", "is no folder"),
+    "relative": ("./none", "is no folder"),
+    "home": ("~/none", "is no folder"),
+    "too many parts": ("a/b/c", "is no folder"),
+    "a file": ("{folder}/config.json", "is a file"),
+    "an empty folder": ("{folder}/empty", "holds no config.json"),
+    "a Hub id": ("no-owner/no-drafter", "the Hub gave no config.json for this id"),
+    "a short Hub id": ("no-drafter", "the Hub gave no config.json for this id"),
+    "no Hub id": ("it's none!", "the Hub gave no config.json for this id"),
+}
+
+
+@pytest.mark.parametrize("name, problem", MISSING.values(), ids=MISSING)
+def test_load_drafter_names_what_it_does_not_find(checkpoint, monkeypatch, name, problem):
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    (checkpoint / "empty").mkdir()
+    passed = name.format(folder=checkpoint)
+    with pytest.raises(OSError, match=rf"^path_or_repo_id: .*'{passed}'.*{problem}.*; ") as failure:
+        load_drafter(passed)
+    assert "\n" not in str(failure.value) and '"' not in str(failure.value)
+
+
+@pytest.mark.parametrize("content", ["{", "", "[1]"])
+def test_load_drafter_refuses_a_broken_config(checkpoint, content):
+    (checkpoint / "config.json").write_text(content)
+    with pytest.raises(OSError, match=r"^path_or_repo_id: config\.json of "):
+        load_drafter(checkpoint)
+
+
+def test_load_drafter_refuses_broken_weights(checkpoint):
+    (checkpoint / "model.safetensors").write_bytes(b"{")
+    with pytest.raises(OSError, match=r"^path_or_repo_id: model\.safetensors of '.*' cannot be read"):
+        load_drafter(checkpoint)
+
+
+QUANTISED = {"quant_method": "bitsandbytes", "load_in_4bit": True}
+
+
+@pytest.mark.parametrize("layout", ["z-lab", "speculators", "Muse-Glimmer"])
+@pytest.mark.parametrize("where", ["config", "argument"])
+def test_load_drafter_refuses_to_quantise_a_dflash_drafter(checkpoint, target, tmp_path, layout, where):
+    folder = {"z-lab": checkpoint, "speculators": tmp_path / "speculators", "Muse-Glimmer": tmp_path / "muse"}[layout]
+    folder.mkdir(exist_ok=True)
+    if layout == "speculators":
+        write_speculators_drafter(folder, target)
+    elif layout == "Muse-Glimmer":
+        tiny_muse_glimmer_drafter(target).save_pretrained(folder)
+    arguments = {"quantization_config": QUANTISED}
+    if where == "config":
+        edit(folder, **arguments)
+        arguments = {}
+    with pytest.raises(ValueError, match=r"quantization_config: .*DFlash drafter, which cannot be quantised.*; load"):
+        load_drafter(folder, **arguments)
+    assert load_drafter(edit(folder, quantization_config=None), quantization_config=None)
 
 
 def test_load_drafter_refuses_remote_code(checkpoint):

@@ -90,6 +90,30 @@ def test_draft_logits_of_sliding_layers_equal_those_without_a_cache(target, tmp_
         torch.testing.assert_close(logits, expected, rtol=2e-4, atol=2e-4)  # fp32 rounding over the layers
 
 
+@torch.no_grad()
+def test_draft_logits_from_the_embedding_equal_those_without_a_cache(target, tmp_path, monkeypatch):
+    """Index 0 of this layout is the output of the embedding, before the first layer."""
+    path = write_speculators_drafter(tmp_path, target, KEPT, aux_hidden_state_layer_ids=[0, 3])
+    drafter = hf_ddtree.load_drafter(path)
+    drafts, sequences = [], []
+    spy_on(monkeypatch, DFlashDrafter, "draft_logits", lambda self, args, logits: drafts.append(logits))
+    spy_on(monkeypatch, DFlashDrafter, "draft", lambda self, args, tree: sequences.append(args[0]))
+    generate(target, PROMPT, max_new_tokens=24, do_sample=False, assistant_model=drafter, tree_budget=20)
+    assert len(drafts) > 6
+    for logits, sequence in zip(drafts, sequences, strict=True):
+        context, layers = sequence[:, :-1], target.model
+        positions = torch.arange(context.shape[1] + BLOCK_SIZE)[None]
+        states = layers(input_ids=context, output_hidden_states=True).hidden_states
+        block = torch.tensor([[int(sequence[0, -1])] + [3] * (BLOCK_SIZE - 1)])
+        hidden = drafter(
+            noise_embeds=drafter.embed_tokens(block),
+            context_hidden_states=torch.cat([layers.embed_tokens(context), states[3]], dim=-1),
+            position_ids=positions,
+        )
+        expected = drafter.logits(hidden.last_hidden_state)[0, 1:]
+        torch.testing.assert_close(logits, expected, rtol=2e-4, atol=2e-4)  # fp32 rounding over the layers
+
+
 def test_draft_logits_with_sample_from_anchor_hold_one_more_token(target, tmp_path, monkeypatch):
     drafter = hf_ddtree.load_drafter(write_speculators_drafter(tmp_path, target, sample_from_anchor=True))
     assert {len(logits) for logits in drafts_of(monkeypatch, target, drafter)[:-BLOCK_SIZE]} == {BLOCK_SIZE}
@@ -114,7 +138,8 @@ def test_load_drafter_names_what_does_not_fit(target, tmp_path, change, message)
         hf_ddtree.load_drafter(write_speculators_drafter(tmp_path, target, KEPT, **change))
 
 
-def test_check_dflash_refuses_layers_of_another_target(target, tmp_path):
-    drafter = hf_ddtree.load_drafter(write_speculators_drafter(tmp_path, target, aux_hidden_state_layer_ids=[1, 5]))
+@pytest.mark.parametrize("index", [-1, 5])
+def test_check_dflash_refuses_layers_of_another_target(target, tmp_path, index):
+    drafter = hf_ddtree.load_drafter(write_speculators_drafter(tmp_path, target, aux_hidden_state_layer_ids=[1, index]))
     with pytest.raises(ValueError, match="target_layer_ids"):
         generate(target, PROMPT, max_new_tokens=4, assistant_model=drafter, tree_budget=4)

@@ -38,11 +38,21 @@ def test_prefill_returns_the_states_of_all_prompt_tokens(chunk_size):
     assert outputs.logits.shape[1] == 1
 
 
+@pytest.mark.parametrize("taps", [(), TAPS], ids=["no-taps", "taps"])
+@pytest.mark.parametrize("chunk_size", [None, 5])
+@pytest.mark.parametrize("n_cached", [0, 4])
 @torch.no_grad()
-def test_prefill_without_taps_returns_no_channels():
-    model = tiny_model("llama")
-    _, states, _ = prefill(model, random_ids(6), model.generation_config, prompt_inputs(6), ())
-    assert states.shape == (1, 0, 0)
+def test_prefill_counts_the_tokens_that_ran_without_padding(taps, chunk_size, n_cached):
+    model, prompt, inputs = tiny_model("llama"), random_ids(12), prompt_inputs(12, padding=2)
+    settings = model.generation_config
+    settings.prefill_chunk_size = chunk_size
+    if n_cached:
+        cached = {name: inputs[name][:, :n_cached] for name in ("attention_mask", "position_ids")}
+        model(input_ids=prompt[:, :n_cached], cache=inputs["cache"], use_cache=True, **cached)
+    _, states, positions = prefill(model, prompt, settings, {**inputs, "logits_to_keep": 1}, taps)
+    expected = list(range(max(0, n_cached - 2), 10))
+    assert positions.tolist() == [expected]
+    assert states.shape == (1, len(expected), 32 * len(taps))
 
 
 @torch.no_grad()
@@ -65,7 +75,7 @@ def test_tap_returns_the_wanted_rows_side_by_side():
     states = tuple(torch.full((1, 4, 2), float(layer)) + torch.arange(4)[None, :, None] for layer in (0, 10, 20, 30))
     outputs = CausalLMOutput(logits=torch.zeros(1, 4, 5), hidden_states=states)
     assert tap(outputs, TAPS, rows=[3, 1]).tolist() == [[[13, 13, 33, 33], [11, 11, 31, 31]]]
-    assert tap(outputs, ()).shape[-1] == 0
+    assert tap(outputs, (), rows=[3, 1]).shape == (1, 2, 0)
 
 
 def test_tap_refuses_a_target_without_hidden_states():
