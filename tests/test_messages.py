@@ -10,6 +10,7 @@ from hf_ddtree.messages import quoted
 SOURCES = sorted([*(ROOT / "hf_ddtree").rglob("*.py"), *(ROOT / "kernels").glob("*.py")])
 # These files write other languages, in which double quotes are needed.
 OTHER_LANGUAGES = {"hf_ddtree/demo/present.py", "hf_ddtree/demo/tree_svg.py", "hf_ddtree/training/card.py"}
+REPLACES_THEM = "hf_ddtree/messages.py"
 
 
 def strings(tree: ast.AST) -> list[ast.Constant]:
@@ -39,7 +40,7 @@ def test_messages_have_no_double_quotes():
     found = []
     for path in SOURCES:
         name = path.relative_to(ROOT).as_posix()
-        if name not in OTHER_LANGUAGES:
+        if name not in {*OTHER_LANGUAGES, REPLACES_THEM}:
             tree = ast.parse(path.read_text(encoding="utf-8"))
             found += [f"{name}:{node.lineno} {node.value!r}" for node in strings(tree) if '"' in node.value]
     assert not found, "\n".join(found)
