@@ -46,6 +46,7 @@ def test_generate_of_an_adapted_target_equals_plain(make_config):
     wrapper = adapted(base, make_config)
     plain = wrapper.generate(input_ids=PROMPT, max_new_tokens=10)
     assert plain.tolist() != without_adapter.tolist()
+    assert_refused(r"get_base_model\(\)", hf_ddtree.enable, wrapper)
     hf_ddtree.enable(wrapper.get_base_model())
     for drafter in [None, tiny_dflash_drafter(base), wrapper]:
         options = {"tree_budget": 8, "assistant_model": drafter, "return_dict_in_generate": True}

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from helpers import assert_refused, generate, random_ids, unchanged
+from helpers import assert_refused, char_tokenizer, generate, random_ids, unchanged
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, AutoModelForSeq2SeqLM
 
 import hf_ddtree
@@ -107,6 +107,34 @@ def test_check_dflash_names_the_field_and_both_values(model, fields, message):
     assert_refused(f"assistant_model: .*{message}", check_dflash, drafter, model)
     options = {"max_new_tokens": 4, "assistant_model": drafter, "tree_budget": 4}
     assert_refused(f"assistant_model: .*{message}", model.generate, PROMPT, **options)
+
+
+@pytest.mark.parametrize(
+    "make_drafter", [tiny_dflash_drafter, tiny_muse_glimmer_drafter], ids=["DFlash", "Muse-Glimmer"]
+)
+@pytest.mark.parametrize("budget", [{}, {"tree_budget": None}], ids=["none", "None"])
+def test_check_plain_arguments_refuses_a_dflash_model_without_a_budget(model, make_drafter, budget):
+    options = {"max_new_tokens": 4, "assistant_model": make_drafter(model), **budget}
+    assert_refused("assistant_model: a .* drafts trees; pass tree_budget", model.generate, PROMPT, **options)
+
+
+@pytest.mark.parametrize(
+    "make_drafter", [tiny_dflash_drafter, tiny_muse_glimmer_drafter], ids=["DFlash", "Muse-Glimmer"]
+)
+def test_check_plain_arguments_leaves_transformers_own_mode_alone(model, make_drafter):
+    plain = generate(model, PROMPT, max_new_tokens=8)
+    options = {"assistant_model": make_drafter(model), "speculation_type": "dflash"}
+    assert generate(model, PROMPT, max_new_tokens=8, **options).tolist() == plain.tolist()
+
+
+def test_check_arguments_takes_the_targets_own_tokenizer_for_the_drafter(model):
+    """A pipeline passes both, if it finds that the configs name other special tokens."""
+    own, other = char_tokenizer(), char_tokenizer()
+    plain = generate(model, PROMPT, max_new_tokens=8)
+    options = {"assistant_model": tiny_dflash_drafter(model), "tree_budget": 8, "tokenizer": own}
+    output = generate(model, PROMPT, max_new_tokens=8, assistant_tokenizer=own, **options)
+    assert output.tolist() == plain.tolist()
+    assert_refused("assistant_tokenizer", model.generate, PROMPT, assistant_tokenizer=other, **options)
 
 
 def test_check_causal_lm_counts_learned_positions_only(model):

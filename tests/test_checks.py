@@ -4,12 +4,13 @@ import copy
 
 import pytest
 import torch
-from helpers import assert_refused, char_tokenizer, random_ids, unchanged
+from helpers import assert_refused, char_tokenizer, generate, random_ids, unchanged
 from transformers import (
     AutoConfig,
     AutoModel,
     AutoModelForCausalLM,
     AutoModelForSeq2SeqLM,
+    ContinuousBatchingConfig,
     DynamicCache,
     GenerationConfig,
     LlamaForCausalLM,
@@ -112,11 +113,46 @@ def test_generate_refuses_tree_options_on_a_disabled_model():
     assert_refused("tree_budget", model.generate, PROMPT, max_new_tokens=2, tree_budget=8)
 
 
-def test_generate_batch_refuses_a_budget(usable):
+def open_context(model, **options):
+    with model.continuous_batching_context_manager(**options):
+        pytest.fail("it started")
+
+
+CONTINUOUS_BATCHING = {
+    "generate_batch": lambda model, **options: model.generate_batch(PROMPT.tolist(), **options),
+    "init_continuous_batching": lambda model, **options: model.init_continuous_batching(**options),
+    "continuous_batching_context_manager": open_context,
+}
+TREE_OPTIONS = [
+    *({"tree_budget": value} for value in (8, 0, "auto", "x")),
+    {"tree_sampling": "x"},
+    {"tree_attention": "sdpa"},
+    {"tree_trace": True},
+    {"tree_timing": True},
+]
+
+
+@pytest.mark.parametrize("start", CONTINUOUS_BATCHING.values(), ids=CONTINUOUS_BATCHING)
+@pytest.mark.parametrize("option", TREE_OPTIONS, ids=str)
+def test_check_continuous_batching_refuses_every_tree_option(usable, monkeypatch, start, option):
+    [(name, value)] = option.items()
     settings = copy.deepcopy(usable.generation_config)
-    settings.tree_budget = 8
-    for options in ({"tree_budget": 8}, {"generation_config": settings}):
-        assert_refused("tree_budget: generate_batch", usable.generate_batch, PROMPT.tolist(), **options)
+    setattr(settings, name, value)
+    for options in (option, {"generation_config": settings}):
+        assert_refused(f"{name}={value!r}: continuous batching", start, usable, **options)
+    with monkeypatch.context() as patch:
+        patch.setattr(usable, "generation_config", settings)
+        assert_refused(f"{name}={value!r}: continuous batching", start, usable)
+
+
+def test_generate_batch_without_a_tree_equals_plain(model):
+    settings = GenerationConfig(max_new_tokens=4, do_sample=False, eos_token_id=-1)
+    settings.tree_budget, settings.tree_trace = None, False
+    config = ContinuousBatchingConfig(num_blocks=8, max_batch_tokens=32)
+    implementation = model.config._attn_implementation
+    [output] = model.generate_batch(PROMPT.tolist(), settings, config).values()
+    model.set_attn_implementation(implementation)
+    assert output.generated_tokens == generate(model, PROMPT, max_new_tokens=4)[0, 12:].tolist()
 
 
 def test_check_inputs_refuses_a_batch(usable):

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 from helpers import char_tokenizer
+from transformers import pipeline
 
 import hf_ddtree
 from hf_ddtree import DFlashDraftModel
@@ -54,6 +55,17 @@ def test_load_embedded_returns_a_small_drafter_that_fits_the_model(converted):
     tree = model.generate(**inputs, assistant_model=drafter, tree_budget=16, **settings)
     assert torch.equal(plain.sequences, tree.sequences)
     assert tree.tokens_per_round > 2, "far fewer mean that weights, taps or positions do not fit"
+
+
+def test_load_embedded_returns_a_drafter_for_a_pipeline(converted):
+    """A pipeline refuses a drafter whose config names other special tokens than the model's."""
+    model, tokenizer, drafter, _ = converted
+    enabled = hf_ddtree.enable(copy.deepcopy(model))
+    settings = {"max_new_tokens": 8, "do_sample": False}
+    [plain] = pipeline("text-generation", model=model, tokenizer=tokenizer)("The capital of France is", **settings)
+    for at_construction, per_call in (({"assistant_model": drafter}, {}), ({}, {"assistant_model": drafter})):
+        pipe = pipeline("text-generation", model=enabled, tokenizer=tokenizer, **at_construction)
+        assert pipe("The capital of France is", tree_budget=8, **per_call, **settings) == [plain]
 
 
 def test_load_embedded_returns_a_model_that_answers(converted):

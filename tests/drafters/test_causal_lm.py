@@ -123,7 +123,9 @@ def test_draft_reads_token_0_for_a_token_that_it_does_not_have():
     sampling = DraftSampling(POLICIES["target"])
     unknown = torch.cat([PROMPT[:, :-2] % 80, torch.tensor([[VOCAB_SIZE - 1, 5]])], dim=1)
     known = unknown.where(unknown < VOCAB_SIZE - 40, 0)
-    drafts = [CausalLMDrafter(model, sampling, VOCAB_SIZE).draft(sequence, 8, 4) for sequence in (unknown, known)]
+    drafts = [
+        CausalLMDrafter(model, sampling, vocab_size=VOCAB_SIZE).draft(sequence, 8, 4) for sequence in (unknown, known)
+    ]
     assert prefixes(drafts[0]) == prefixes(drafts[1])
 
 

@@ -1,8 +1,11 @@
 """The DFlash model in the z-lab layout: its weights, its config, and equality with transformers' own implementation."""
 
+import copy
+import pickle
+
 import pytest
 import torch
-from helpers import draft_from_scratch, random_ids
+from helpers import draft_from_scratch, random_ids, write_speculators_drafter
 
 import hf_ddtree
 from hf_ddtree.drafters.dflash_model import check_block, evenly_spaced_layers
@@ -15,6 +18,10 @@ PUBLISHED_NAMES = {
     *(f"layers.{i}.{name}_layernorm.weight" for i in range(2) for name in ("input", "post_attention")),
     *("norm.weight", "fc.weight", "hidden_norm.weight"),
 }
+
+
+def speculators_drafter(target, folder):
+    return hf_ddtree.load_drafter(write_speculators_drafter(folder, target))
 
 
 def test_model_weights_have_their_published_names_and_shapes():
@@ -66,3 +73,31 @@ def test_check_block_names_what_is_missing(block, message):
     with pytest.raises(ValueError, match=f"some/drafter: .*{message}"):
         check_block(*block, "some/drafter")
     check_block(2, 0, [0], "some/drafter")
+
+
+def test_generation_config_of_the_model_names_the_budget():
+    """Plain assisted decoding reads it. To everything else, the model has none."""
+    drafter = tiny_dflash_drafter(tiny_model("llama"))
+    assert not hasattr(drafter, "generation_config")
+    with pytest.raises(ValueError, match=r"assistant_model: a DFlashDraftModel .*enable\(model\).*tree_budget"):
+        drafter.generation_config  # noqa: B018
+    with pytest.raises(AttributeError, match="'DFlashDraftModel' object has no attribute 'other'"):
+        drafter.other  # noqa: B018
+
+
+@pytest.mark.parametrize("make_drafter", [tiny_dflash_drafter, speculators_drafter], ids=["z-lab", "speculators"])
+def test_model_without_a_budget_is_refused_by_a_plain_target(make_drafter, tmp_path):
+    target, prompt = tiny_model("llama"), random_ids(12)
+    drafter = make_drafter(target) if make_drafter is tiny_dflash_drafter else make_drafter(target, tmp_path)
+    with pytest.raises(ValueError, match=r"assistant_model: .*hf_ddtree\.enable\(model\).*tree_budget"):
+        target.generate(prompt, max_new_tokens=4, assistant_model=drafter)
+
+
+@pytest.mark.parametrize(
+    "make_copy", [copy.deepcopy, lambda drafter: pickle.loads(pickle.dumps(drafter))], ids=["deepcopy", "pickle"]
+)
+def test_model_survives_copying(make_copy):
+    drafter = tiny_dflash_drafter(tiny_model("llama"))
+    copied = make_copy(drafter)
+    assert type(copied) is type(drafter)
+    assert all(torch.equal(value, copied.state_dict()[name]) for name, value in drafter.state_dict().items())
