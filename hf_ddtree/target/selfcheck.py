@@ -116,7 +116,7 @@ def _judge(model: PreTrainedModel, differences: Differences, training: bool, way
     if differs:
         implementation = attention_implementation(text_config(model))
         raise ValueError(
-            f"model: {name} with attn_implementation={implementation!r} does not support tree decoding: over a tree of "
+            f"model: {name} with attn_implementation='{implementation}' does not support tree decoding: over a tree of "
             f"{len(PARENTS)} nodes its logits differ from those of forwards along each path by {error:.2g} (relative), "
             f"and rounding explains at most {tolerance:.2g}; {way_out}."
         )
