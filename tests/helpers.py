@@ -4,7 +4,6 @@ import copy
 import json
 import random
 import shutil
-import string
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,12 +12,12 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import save_file
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-from transformers import PreTrainedTokenizerFast
 
 from hf_ddtree import DraftTree
 from hf_ddtree.drafters.dflash import embed_without_norm
-from hf_ddtree.testing import VOCAB_SIZE, ScriptedDrafter, tiny_dflash_drafter, tiny_model
+from hf_ddtree.testing import VOCAB_SIZE, ScriptedDrafter, char_tokenizer, tiny_dflash_drafter, tiny_model
+
+__all__ = ["char_tokenizer"]  # other test files take it from here
 
 ROOT = Path(__file__).parent.parent
 
@@ -217,20 +216,6 @@ def assert_same_cache(cache, expected) -> None:
             # rounding is relative to the largest entries that went into the sums, and a wrong row differs by their size
             tolerance = 1e-5 * float(expected_states.abs().max())
             torch.testing.assert_close(states, expected_states, rtol=0, atol=tolerance)
-
-
-def char_tokenizer() -> PreTrainedTokenizerFast:
-    """Return a tokenizer with one character per token of the tiny models. The ids 0 to 3 are special tokens."""
-    special = ["<pad>", "<s>", "</s>", "<mask>"]
-    characters = list(string.ascii_letters + string.digits + string.punctuation + " ")
-    # Greek letters, so that every id of the model has a character
-    characters += [chr(0x391 + i) for i in range(VOCAB_SIZE - len(special) - len(characters))]
-    tokenizer = Tokenizer(models.WordLevel({token: i for i, token in enumerate(special + characters)}, "<pad>"))
-    tokenizer.pre_tokenizer = pre_tokenizers.Split("", "isolated")
-    tokenizer.decoder = decoders.Fuse()
-    return PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, pad_token="<pad>", bos_token="<s>", eos_token="</s>", mask_token="<mask>"
-    )
 
 
 def copy_sources(folder: Path) -> None:

@@ -12,6 +12,7 @@ from .families import (
     WINDOW,
 )
 from .models import tiny_model, truncated_copy
+from .tokenizer import char_tokenizer
 
 __all__ = [
     "ALL_FAMILIES",
@@ -23,6 +24,7 @@ __all__ = [
     "VOCAB_SIZE",
     "WINDOW",
     "ScriptedDrafter",
+    "char_tokenizer",
     "tiny_dflash_drafter",
     "tiny_model",
     "tiny_muse_glimmer_drafter",
