@@ -121,6 +121,9 @@ def random_case(seed: int) -> Case:
     if prior == "cropped" and family not in FULL_ATTENTION:
         prior = "tree"  # other caches cannot be cropped far enough
     greedy = rng.random() < 0.5
+    default_device = rng.choice([None] * 9 + ["meta"])
+    # transformers keeps the tables of stop strings for later calls, and they would have no values
+    stops = [None, None, None, "criterion"] if default_device else [None, None, None, "string", "criterion"]
     return Case(
         seed=seed,
         family=family,
@@ -131,7 +134,7 @@ def random_case(seed: int) -> Case:
         warpers=None if greedy else rng.choice(WARPERS),
         processors=tuple(rng.sample(sorted(PROCESSORS), rng.choice([0, 0, 0, 1, 1, 2, 3]))),
         max_new_tokens=rng.choice([1, 2, 3, 8, 12, 20, 30, 40]),
-        stop=rng.choice([None, None, None, "string", "criterion"]),
+        stop=rng.choice(stops),
         eos_token_ids=tuple(rng.sample(range(4, VOCAB_SIZE), rng.choice([0, 0, 1, 2, 8]))),
         prompt_length=rng.choice([1, 2, 5, 12, 15, 16, 17, 24, 40]),
         padding=padding,
@@ -143,7 +146,7 @@ def random_case(seed: int) -> Case:
         prior=None if padding else prior,
         prefill_chunk_size=rng.choice([None, None, None, 1, 4, 100]),
         default_dtype=rng.choice([None] * 6 + [torch.bfloat16, torch.float16, torch.float64]),
-        default_device=rng.choice([None] * 9 + ["meta"]),
+        default_device=default_device,
         outputs=tuple(name for name in ("scores", "logits", "hidden_states") if rng.random() < 0.3),
         streams=rng.random() < 0.2,
     )
