@@ -177,9 +177,22 @@ def is_close(actual: torch.Tensor, expected: torch.Tensor) -> bool:
 
 
 def is_near_tie(case: Case, tree: Any, plain: Any) -> bool:
-    """Return whether the first different token was a tie of the two largest scores, up to rounding."""
+    """Return whether rounding explains the first difference: a tie of the best scores, or at the cut of a warper."""
     place = first_difference(new_tokens(tree, case), new_tokens(plain, case))
-    if place is None or place >= len(plain.scores):
+    if place is None:
+        rows = list(zip(tree.scores, plain.scores, strict=True))
+        return any(cut_differs(*row) for row in rows) and all(is_close(*row) or cut_differs(*row) for row in rows)
+    if place >= min(len(tree.scores), len(plain.scores)):
         return False
     best = plain.scores[place][0].topk(2).values
-    return bool(best[0] - best[1] < NEAR_TIE)
+    return bool(best[0] - best[1] < NEAR_TIE) or cut_differs(tree.scores[place], plain.scores[place])
+
+
+def cut_differs(scores: torch.Tensor, others: torch.Tensor) -> bool:
+    """Return whether a warper such as top-k kept different tokens, all of them close to the last one that it kept."""
+    if scores.shape != others.shape or torch.equal(scores.isfinite(), others.isfinite()):
+        return False
+    return all(
+        bool((kept[kept.isfinite() & ~dropped.isfinite()] - kept[kept.isfinite()].min() < NEAR_TIE).all())
+        for kept, dropped in ((scores, others), (others, scores))
+    )

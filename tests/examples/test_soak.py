@@ -67,6 +67,16 @@ def test_run_reports_a_wrong_output(script, monkeypatch, fault):
     assert fault in report["detail"]
 
 
+def test_cut_differs_between_scores_that_are_close_to_the_cut_only(script):
+    cut_differs = script("soak_run").cut_differs
+    scores, inf = torch.tensor([[3.0, 1.0, 1.0 + 1e-6]]), torch.inf
+    one, other = scores.clone(), scores.clone()
+    one[0, 1], other[0, 2] = -inf, -inf
+    assert cut_differs(one, other) and not cut_differs(one, one)
+    other[0, 0] = -inf
+    assert not cut_differs(one, other), "the first token is far above the cut"
+
+
 def test_soak_prints_the_seed_of_a_failure_and_goes_on_where_it_stopped(script, monkeypatch, tmp_path, capsys):
     soak, ran, path = script("soak"), [], str(tmp_path / "soak.jsonl")
 
