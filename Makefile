@@ -7,7 +7,8 @@ READY := $(VENV)/ready
 NEWEST := .venv-newest
 NEWEST_READY := $(NEWEST)/ready
 NEWEST_TRANSFORMERS := transformers==5.25.*
-NEWEST_TESTS := tests/test_families.py tests/test_requests.py tests/drafters tests/test_transformers_surface.py \
+NEWEST_TESTS := tests/test_families.py tests/test_requests.py tests/test_arguments.py tests/drafters \
+  tests/examples/test_soak.py tests/test_transformers_surface.py \
   tests/test_checks.py tests/test_check_assistant.py tests/test_enable.py tests/target
 # transformers 5.25 refuses to load a model without the package `kernels`, unless USE_HUB_KERNELS says that it must not use it.
 NEWEST_ENV := USE_HUB_KERNELS=NO OMP_WAIT_POLICY=PASSIVE
